@@ -1,0 +1,164 @@
+"""What single values cannot show: references between sections, sums of deadlines, postures that defeat themselves.
+
+Pure: a configuration in, lines out. ``check`` lists errors, ``warnings`` what works but surprises.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterator
+
+from extproc.config.models import FATAL_OVERFLOW, PREALLOCATING, Config, Lane
+
+#: Part of Envoy's message timeout left for parsing, encoding and the socket after counting and the ledger call.
+MARGIN_MS = 100
+#: A held request must be answered this long before Envoy gives up on it.
+QUEUE_MARGIN_MS = 1000
+#: Names of clusters that the generated Envoy configuration keeps for itself start with this.
+INTERNAL_PREFIX = "kvgate-"
+
+
+def check(config: Config) -> list[str]:
+    """Every error, as ``path: what is wrong; mend``."""
+    return [
+        *_sections(config),
+        *_targets(config),
+        *_lanes(config),
+        *_aliases(config),
+        *_deadlines(config),
+        *_header(config),
+    ]
+
+
+def warnings(config: Config) -> list[str]:
+    """What loads but may surprise, in the same form."""
+    lines = []
+    for name, lane in config.lanes.items():
+        if lane.fallback and not config.targets:
+            lines.append(f"lanes.{name}.fallback: target {lane.fallback!r} is not defined in this file; add `targets`")
+        engines = {config.targets[t].engine for t in lane_targets(config, name) if t in config.targets}
+        if lane.min_free_vram_mb and engines and engines <= PREALLOCATING | {"openai"}:
+            lines.append(
+                f"lanes.{name}.minFreeVramMb: ignored, its engines preallocate their KV pool; "
+                "kvReserveMb and devices.guardMb apply"
+            )
+    lines += [
+        f"models.{name}.tokenizer: absent, so inputs are counted by an upper bound; name a tokenizer.json"
+        for name, model in config.models.items()
+        if model.tokenizer is None
+    ]
+    return lines
+
+
+def lane_targets(config: Config, lane: str) -> tuple[str, ...]:
+    """Names of every target that requests of ``lane`` can reach, in no particular order of preference."""
+    names = [t for alias in config.aliases.values() if alias.lane == lane for t in alias.targets]
+    names += config.lanes[lane].targets
+    if config.lanes[lane].fallback:
+        names.append(str(config.lanes[lane].fallback))
+    return tuple(dict.fromkeys(names))
+
+
+def _sections(config: Config) -> Iterator[str]:
+    if not config.lanes and not config.targets:
+        yield "(top): neither `lanes` nor `targets` is given; add one of them"
+    if config.targets and not config.lanes:
+        yield "lanes: targets are given but no lane; add a lane that bounds their requests"
+    if config.default_lane is not None and config.default_lane not in config.lanes:
+        yield f"defaultLane: lane {config.default_lane!r} is not defined; define it under `lanes`"
+    if config.freshness.fresh_s > config.freshness.unknown_s:
+        yield "freshness.freshS: is above unknownS; lower it"
+
+
+def _targets(config: Config) -> Iterator[str]:
+    for name, target in config.targets.items():
+        path = f"targets.{name}"
+        if name.startswith(INTERNAL_PREFIX):
+            yield f"{path}: names that start with {INTERNAL_PREFIX!r} are reserved; rename it"
+        if target.remote and target.url is None:
+            yield f"{path}.url: missing; an `openai` target needs the URL of its API"
+        if target.remote and target.replicas:
+            yield f"{path}.replicas: a remote target has a `url`, not replicas; remove them"
+        if not target.remote and target.url is not None:
+            yield f"{path}.url: a local target names its engines under `replicas`; move it there"
+        if not target.remote and not target.replicas:
+            yield f"{path}.replicas: missing; a local target needs at least one replica"
+        if target.model is not None and target.model not in config.models:
+            yield f"{path}.model: model {target.model!r} is not defined; define it under `models`"
+        if target.auth.client == "forward" and target.auth.inject and target.auth.inject.header.lower() == "authorization":
+            yield f"{path}.auth: the client's authorization is both forwarded and replaced; keep one of them"
+    clusters = Counter([r.name for _, _, r in config.local_replicas()] + [n for n, t in config.targets.items() if t.remote])
+    for cluster, times in clusters.items():
+        if times > 1:
+            yield f"targets: the name {cluster!r} is used by {times} replicas or remote targets; make each unique"
+        if cluster.startswith(INTERNAL_PREFIX):
+            yield f"targets: the replica name {cluster!r} is reserved; rename it"
+
+
+def _lanes(config: Config) -> Iterator[str]:
+    for name, lane in config.lanes.items():
+        path = f"lanes.{name}"
+        if config.targets:
+            for key, target in [("fallback", lane.fallback), *(("targets", t) for t in lane.targets)]:
+                if target is not None and target not in config.targets:
+                    yield f"{path}.{key}: target {target!r} is not defined; define it under `targets`"
+                elif target is not None and lane.remote == "never" and config.targets[target].remote:
+                    yield f"{path}.{key}: {target!r} is remote but the lane says `remote: never`; drop one of them"
+        if lane.yields_at is not None and lane.share is None:
+            yield f"{path}.yieldsAt: has no meaning without `share`; add a share or remove it"
+        yield from _lane_postures(config, name, lane)
+
+
+def _lane_postures(config: Config, name: str, lane: Lane) -> Iterator[str]:
+    posture = lane.when_down or config.ledger.when_down
+    remotes = [t for t in lane_targets(config, name) if t in config.targets and config.targets[t].remote]
+    if config.targets and posture == "remote" and (lane.remote == "never" or not remotes):
+        yield f"lanes.{name}.whenDown: `remote` but the lane can reach no remote target; add one or choose `reject`"
+    if lane.queue is None:
+        return
+    if config.envoy.open_posture is not None:
+        yield f"lanes.{name}.queue: needs `envoy.undecided: closed`, else held requests run undecided when kvgate stops"
+    limit = config.envoy.max_message_timeout_ms - QUEUE_MARGIN_MS
+    if lane.queue.max_wait_ms > limit:
+        yield f"lanes.{name}.queue.maxWaitMs: must be at most {limit} (envoy.maxMessageTimeoutMs - {QUEUE_MARGIN_MS}); lower it"
+
+
+def _aliases(config: Config) -> Iterator[str]:
+    for name, alias in config.aliases.items():
+        path = f"aliases.{name}"
+        if alias.lane not in config.lanes:
+            yield f"{path}.lane: lane {alias.lane!r} is not defined; define it under `lanes`"
+        for target in alias.targets:
+            if target not in config.targets:
+                yield f"{path}.targets: target {target!r} is not defined; define it under `targets`"
+            elif alias.lane in config.lanes and config.lanes[alias.lane].remote == "never" and config.targets[target].remote:
+                yield f"{path}.targets: {target!r} is remote but its lane says `remote: never`; drop one of them"
+
+
+def _deadlines(config: Config) -> Iterator[str]:
+    total = config.serve.count_deadline_ms + config.ledger.deadline_ms + MARGIN_MS
+    if total > config.envoy.message_timeout_ms:
+        yield (
+            f"envoy.messageTimeoutMs: {config.envoy.message_timeout_ms} is below serve.countDeadlineMs + ledger.deadlineMs "
+            f"+ {MARGIN_MS} = {total}; raise it or lower those"
+        )
+    if config.envoy.max_message_timeout_ms < config.envoy.message_timeout_ms:
+        yield "envoy.maxMessageTimeoutMs: is below messageTimeoutMs; raise it"
+    if config.ledger.lease_s < 3 * config.envoy.periodic_s:
+        yield f"ledger.leaseS: must be at least 3 x envoy.periodicS = {3 * config.envoy.periodic_s:g}, else live requests expire; raise it"
+    posture = config.envoy.open_posture
+    if posture is None:
+        return
+    if posture.target not in config.targets:
+        yield f"envoy.undecided.open.target: target {posture.target!r} is not defined; define it under `targets`"
+    elif config.targets[posture.target].engine in FATAL_OVERFLOW:
+        yield f"envoy.undecided.open.target: an overflow of {posture.target!r} kills running requests; use `closed` or another target"
+
+
+def _header(config: Config) -> Iterator[str]:
+    for cidr in config.lane_header.trusted_cidrs if config.lane_header else ():
+        try:
+            ipaddress.ip_network(cidr)
+        except ValueError:
+            yield f"laneHeader.trustedCidrs: {cidr!r} is not a network; write it like 10.0.0.0/8"

@@ -1,0 +1,102 @@
+"""Reads a configuration file: YAML without duplicate keys -> models -> cross-checks.
+
+Every mistake becomes one line ``FILE: path: what is wrong; mend``. Nothing here keeps state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from extproc.config.checks import check
+from extproc.config.models import Config
+from extproc.errors import ConfigError
+
+#: pydantic error type -> how to mend it; ``{...}`` are fields of the error's context.
+MENDS = {
+    "extra_forbidden": "unknown key; remove it or correct its spelling",
+    "missing": "missing; add it",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "string_type": "must be text; put it in quotes",
+    "bool_type": "must be true or false",
+    "model_type": "must be a mapping of keys to values",
+    "model_attributes_type": "must be a mapping of keys to values",
+    "dict_type": "must be a mapping of keys to values",
+    "tuple_type": "must be a list",
+    "literal_error": "must be one of {expected}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} entry",
+    "string_pattern_mismatch": "has a form that cannot be used here; it must match {pattern}",
+    "finite_number": "must be a finite number",
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice in one mapping (YAML keeps the last one silently)."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
+    loader.flatten_mapping(node)
+    seen: set[Hashable] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        if not isinstance(key, Hashable):
+            raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load(path: str | Path) -> Config:
+    """The configuration in ``path``; ``ConfigError`` with every mistake. Warnings: ``checks.warnings(config)``."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({error.strerror}); name a readable file"]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: is not UTF-8 at byte {error.start}; save it as UTF-8"]) from error
+    return load_text(text, where=str(path))
+
+
+def load_text(text: str, *, where: str) -> Config:
+    """The configuration written in ``text``; ``where`` names it in messages."""
+    try:
+        data = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader with stricter mappings
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
+        raise ConfigError([f"{where}: {line}: {error.problem or 'not YAML'}; correct the YAML there"]) from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError([f"{where}: not YAML ({type(error).__name__}); correct the file"]) from error
+    if not isinstance(data, dict):
+        raise ConfigError([f"{where}: must be a mapping with `lanes` or `targets`; see docs/configuration.md"])
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError([_line(where, item) for item in error.errors(include_url=False, include_input=False)]) from error
+    except RecursionError as error:
+        raise ConfigError([f"{where}: nested too deeply; flatten it"]) from error
+    problems = [f"{where}: {line}" for line in check(config)]
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _line(where: str, item: Any) -> str:
+    kind, context = item["type"], item.get("ctx", {})
+    mend = MENDS[kind].format(**context) if kind in MENDS else item["msg"]
+    path = ".".join(str(part) for part in item["loc"] if part not in ("[key]",)) or "(top)"
+    return f"{where}: {path}: {mend}"
