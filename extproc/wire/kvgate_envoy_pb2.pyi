@@ -1,3 +1,5 @@
+# ruff: noqa
+# mypy: ignore-errors
 import datetime
 
 from google.protobuf import any_pb2 as _any_pb2
