@@ -18,7 +18,7 @@ HEAD = "# ruff: noqa\n# mypy: ignore-errors\n"
 
 def generate(out: Path) -> None:
     """Generate both files into the folder ``out``; ``RuntimeError`` where protoc refuses the .proto."""
-    from grpc_tools import protoc
+    from grpc_tools import protoc  # type: ignore[import-untyped]
 
     arguments = [
         "protoc",

@@ -6,8 +6,7 @@ import dataclasses
 import random
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from envoy_data_plane.envoy.config.core import v3 as core
@@ -19,6 +18,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from extproc.wire import generate, pb
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: Our message -> the class of envoy-data-plane that is its oracle.
 ORACLES: Mapping[str, Any] = {
