@@ -1,0 +1,110 @@
+"""What past answers teach: how long outputs are, and how many response bytes a token takes.
+
+Owns bounded, decaying histograms in this process; a restart forgets them and falls back to caps. Pure: no
+clock, no I/O. Settling never changes stock in the ledger; it only comes here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+#: Below this many samples a prediction stays with the cap.
+MIN_SAMPLES = 20
+#: Histograms halve when they hold this many samples, so that yesterday fades.
+FULL_SAMPLES = 512
+#: Distinct keys kept; the least recently used is dropped.
+MAX_KEYS = 4096
+#: Buckets per doubling: a quantile is read at most 9 % too high.
+PER_DOUBLING = 8
+#: Share of outputs that a reservation must cover.
+QUANTILE = 0.9
+
+Key = TypeVar("Key")
+
+OutputKey = tuple[str, str, str]
+BytesKey = tuple[str, bool, bool]
+
+
+class Histogram:
+    """Counts over logarithmic buckets of positive numbers; reading a quantile rounds up to the bucket's end."""
+
+    __slots__ = ("_counts", "samples")
+
+    def __init__(self) -> None:
+        self._counts: dict[int, float] = {}
+        self.samples = 0.0
+
+    def add(self, value: float) -> None:
+        """Take one observation; values below 1 count as 1."""
+        bucket = math.ceil(math.log2(max(1.0, value)) * PER_DOUBLING - 1e-9)
+        self._counts[bucket] = self._counts.get(bucket, 0.0) + 1.0
+        self.samples += 1.0
+        if self.samples >= FULL_SAMPLES:
+            self._counts = {key: count / 2 for key, count in self._counts.items() if count >= 0.25}
+            self.samples = sum(self._counts.values())
+
+    def quantile(self, share: float) -> float:
+        """The smallest bucket end that covers ``share`` of the samples; 0 without samples."""
+        needed, seen = share * self.samples, 0.0
+        for bucket in sorted(self._counts):
+            seen += self._counts[bucket]
+            if seen >= needed:
+                return float(2.0 ** (bucket / PER_DOUBLING))
+        return 0.0
+
+
+class Learned(Generic[Key]):
+    """A bounded set of histograms by key; the key least recently used goes first."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self) -> None:
+        self._items: OrderedDict[Key, Histogram] = OrderedDict()
+
+    def add(self, key: Key, value: float) -> None:
+        """Teach one value of ``key``."""
+        histogram = self._items.get(key)
+        if histogram is None:
+            histogram = self._items[key] = Histogram()
+            if len(self._items) > MAX_KEYS:
+                self._items.popitem(last=False)
+        self._items.move_to_end(key)
+        histogram.add(value)
+
+    def quantile(self, key: Key, share: float) -> float | None:
+        """The quantile of ``key``, or None below ``MIN_SAMPLES``."""
+        histogram = self._items.get(key)
+        if histogram is None or histogram.samples < MIN_SAMPLES:
+            return None
+        return histogram.quantile(share)
+
+
+class Learning:
+    """Output lengths per (lane, target, class) and response bytes per token per (target, stream, tools)."""
+
+    __slots__ = ("_bytes", "_outputs")
+
+    def __init__(self) -> None:
+        self._outputs: Learned[OutputKey] = Learned()
+        self._bytes: Learned[BytesKey] = Learned()
+
+    def expected_output(self, key: OutputKey) -> int | None:
+        """The 90th percentile of past outputs in tokens, or None while too few were seen."""
+        value = self._outputs.quantile(key, QUANTILE)
+        return None if value is None else math.ceil(value)
+
+    def observe_output(self, key: OutputKey, output_tokens: int) -> None:
+        """Learn one finished answer."""
+        self._outputs.add(key, float(output_tokens))
+
+    def observe_bytes(self, key: BytesKey, response_bytes: int, output_tokens: int) -> None:
+        """Learn how many body bytes one output token took, from an answer that carried its usage."""
+        if output_tokens > 0 and response_bytes > 0:
+            self._bytes.add(key, response_bytes / output_tokens)
+
+    def tokens_from_bytes(self, key: BytesKey, response_bytes: int) -> int | None:
+        """Output tokens guessed from body bytes, or None while too few answers carried their usage."""
+        per_token = self._bytes.quantile(key, 0.5)
+        return None if per_token is None else max(0, round(response_bytes / per_token))
