@@ -1,0 +1,101 @@
+# Needs Python 3.11, 3.12 or 3.13 and make, nothing else: every target sets up .venv by itself, from hash-locked files.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --retries 10
+# More pytest arguments, as in `make test ARGS='-k ledger -x'`.
+ARGS ?=
+
+# The first interpreter that kvgate supports and that can make a virtual environment.
+PICK := for p in $${PYTHON:-} python3.11 python3.12 python3.13 python3; do \
+	"$$p" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
+	&& { echo "$$p"; exit 0; } || true; done; \
+	echo "kvgate needs Python 3.11, 3.12 or 3.13 with its venv module (Debian: apt-get install python3-venv); \
+	set PYTHON=/path/to/python to name one" >&2; exit 1
+
+help: ## Show this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */\1\t/' | expand -t 16
+
+demo: $(VENV)/.demo ## Real Envoy, Valkey, agent and llama.cpp on this machine, without kvgate and with it
+	$(BIN)/kvgate demo $(ARGS)
+
+test: $(VENV)/.dev ## The whole suite
+	$(BIN)/python -m pytest $(ARGS)
+
+test-unit: $(VENV)/.dev ## Unit and property tests: no process, no socket
+	$(BIN)/python -m pytest tests/unit tests/property $(ARGS)
+
+test-e2e: $(VENV)/.dev ## Real Envoy, real Valkey, engines
+	$(BIN)/python -m pytest tests/e2e $(ARGS)
+
+test-install: $(VENV)/.dev ## Fresh installs with pip and uv in clean virtual environments
+	$(BIN)/python -m pytest tests/install -m install $(ARGS)
+
+test-engines: $(VENV)/.dev ## Against real engines that are no dependency of the suite
+	$(BIN)/python -m pytest -m engines $(ARGS)
+
+chaos: $(VENV)/.dev ## Only the tests that kill, stop and starve processes
+	$(BIN)/python -m pytest -m chaos $(ARGS)
+
+fuzz: $(VENV)/.dev ## Only the Hypothesis machines, with more examples
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m fuzz --timeout=1800 $(ARGS)
+
+bench: $(VENV)/.dev ## Added latency and CPU per request, ledger operations per second; writes docs/bench.md
+	$(BIN)/python -m tests.bench $(ARGS)
+
+check: $(VENV)/.dev ## Format, lint, types, import contracts, spelling
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+format: $(VENV)/.dev ## Format and fix what can be fixed mechanically
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+proto: $(VENV)/.dev ## Regenerate extproc/wire/*_pb2.py from the .proto beside it
+	$(BIN)/python -m extproc.wire.generate
+
+envoy: $(VENV)/.dev ## Regenerate envoy/*.yaml and the compose stack's Envoy configuration
+	$(BIN)/python -m tests.configs.regenerate
+
+lock: $(VENV)/.dev ## Resolve requirements/*.txt anew (UPGRADE=1 takes newer versions)
+	$(call compile,dev,--extra local --extra demo --group dev $(if $(UPGRADE),--upgrade))
+	$(call compile,demo,--extra local --extra demo --group build --constraint requirements/dev.txt)
+	$(call compile,local,--extra local --group build --constraint requirements/dev.txt)
+	$(call compile,base,--group build --constraint requirements/dev.txt)
+
+clean: ## Remove the virtual environment and everything generated outside git
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .run .demo
+
+# One lock for Python 3.11-3.13, with hashes and without the address of any index.
+define compile
+	$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --no-annotate --output-file requirements/$(1).txt $(2)
+
+endef
+
+$(BIN)/python:
+	@python=$$($(PICK)); echo "Setting up $(VENV) with $$("$$python" --version)"; "$$python" -m venv --clear $(VENV)
+
+# The package itself is linked, not copied; its build backend comes from the lock, so nothing is fetched here.
+define link_package
+	$(PIP) --no-deps --no-build-isolation --no-index --editable .
+endef
+
+$(VENV)/.demo: requirements/demo.txt pyproject.toml | $(BIN)/python
+	$(PIP) --require-hashes --requirement requirements/demo.txt
+	$(link_package)
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
+	$(PIP) --require-hashes --requirement requirements/dev.txt
+	$(link_package)
+	@touch $@ $(VENV)/.demo
+
+.PHONY: help demo test test-unit test-e2e test-install test-engines chaos fuzz bench check format proto envoy lock clean
