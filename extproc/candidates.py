@@ -1,0 +1,202 @@
+"""From counted tokens to ledger candidates: what the request would take at each place it may go.
+
+Owns the translation of target, lane and replica facts into ``ledger.base.Candidate``; pure, no I/O. A place where
+the request can never run is not a candidate but a permanent refusal that the decision shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from extproc.config.models import PREALLOCATING, Config, Lane, Replica, Target
+from extproc.ledger.base import Candidate, ReplicaView
+from extproc.memory import KvModel, project
+from extproc.policy.limits import OutputLimits, OutputRequest, output_limits
+from extproc.types import Need, Reason, TokenCount
+
+MIB = 1024 * 1024
+#: Replicas of one target, and candidates of one decision, that the ledger is asked about.
+MAX_PER_TARGET = 4
+MAX_CANDIDATES = 8
+#: At most this share of a pool is kept free for a lane's kvReserveMb.
+MAX_KEEP_FREE = 0.25
+#: Decode rate assumed for the longest life of a request where none was measured, tokens per second.
+SLOWEST_DECODE_TOKENS_PER_S = 5.0
+#: Shortest and longest life assumed for an orphan.
+CAP_S_MIN, CAP_S_MAX = 30.0, 3600.0
+REMOTE_NEED = Need(0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the request wants, counted: one figure per prompt, sequences, and how long it may answer."""
+
+    count: TokenCount
+    sequences: int
+    client_cap: int | None
+    min_tokens: int
+    runs_to_cap: bool
+    generates: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One place considered: a candidate for the ledger, or the permanent reason why it is none."""
+
+    target: str
+    replica: str
+    limits: OutputLimits | None
+    candidate: Candidate | None
+    refused_by: Reason | None
+
+
+class Planner:
+    """The configuration compiled for one translation per request; ``kv_models`` builds a target's cost model."""
+
+    __slots__ = ("_config", "_kv", "_kv_models")
+
+    def __init__(self, config: Config, kv_models: Callable[[str, int | None], KvModel]) -> None:
+        self._config = config
+        self._kv_models = kv_models
+        self._kv: dict[tuple[str, int | None], KvModel] = {}
+
+    def places(
+        self,
+        chain: Sequence[str],
+        lane: Lane,
+        ask_for: Mapping[str, Ask],
+        learned: Callable[[str], int | None],
+        view: Callable[[str], ReplicaView | None],
+        rank: Callable[[str], tuple[int, int, float]],
+    ) -> list[Place]:
+        """Every place of ``chain`` in order of preference; a target's replicas best first."""
+        places: list[Place] = []
+        for name in chain:
+            target = self._config.targets[name]
+            if target.remote:
+                places.append(self._remote(name, lane, ask_for[name]))
+                continue
+            replicas = sorted(target.replicas, key=lambda replica: rank(replica.name))[:MAX_PER_TARGET]
+            places += [
+                self._local(name, target, replica, lane, ask_for[name], learned(name), view(replica.name))
+                for replica in replicas
+            ]
+        return places[:MAX_CANDIDATES] if len(places) > MAX_CANDIDATES else places
+
+    def _remote(self, name: str, lane: Lane, ask: Ask) -> Place:
+        context = self._context(self._config.targets[name], None)
+        limits = output_limits(_output_request(ask, lane, context, None, self._config.targets[name], None))
+        if isinstance(limits, Reason):
+            return Place(name, name, None, None, limits)
+        return Place(name, name, limits, Candidate(name, name, True, REMOTE_NEED), None)
+
+    def _local(
+        self, name: str, target: Target, replica: Replica, lane: Lane, ask: Ask, learned: int | None, view: ReplicaView | None
+    ) -> Place:
+        report = view.report if view is not None else None
+        kv = self._kv_model(name, report.block_tokens if report is not None else None)
+        static = self._static_capacity(replica, kv) if report is None else None
+        capacity = report.capacity_blocks if report is not None else static
+        keep_free = self._keep_free(lane, target, kv, capacity)
+        usable = None if capacity is None else capacity - math.ceil(capacity * target.watermark) - keep_free
+        pool_tokens = None if usable is None else usable * kv.block_tokens
+        context = self._context(target, report.max_model_tokens if report is not None else None)
+        limits = output_limits(_output_request(ask, lane, context, pool_tokens, target, learned))
+        if isinstance(limits, Reason):
+            return Place(name, replica.name, None, None, limits)
+        need = project(kv, ask.count.per_prompt, limits.expected_tokens, ask.sequences)
+        cap_blocks = need.kv_blocks
+        if limits.cap_tokens > limits.expected_tokens:
+            cap_blocks = project(kv, ask.count.per_prompt, limits.cap_tokens, ask.sequences).kv_blocks
+        if usable is not None and (need.kv_blocks if not target.fatal_overflow else cap_blocks) > usable:
+            return Place(name, replica.name, limits, None, Reason.EXCEEDS_POOL)
+        rate, bucket = _prefill(target, report.prefill_tokens_per_s if report is not None else None)
+        hit_share = report.prefix_hit_share if report is not None and report.prefix_hit_share is not None else 0.0
+        decode = report.decode_tokens_per_s if report is not None else None
+        candidate = Candidate(
+            target=name,
+            replica=replica.name,
+            remote=False,
+            need=Need(
+                kv_blocks=need.kv_blocks,
+                input_blocks=need.input_blocks,
+                kv_bytes=need.kv_bytes,
+                prefill_tokens=math.ceil(ask.count.input_tokens * (1.0 - min(max(hit_share, 0.0), 1.0))),
+                sequences=ask.sequences,
+                vram_bytes=self._vram(target, lane, need.kv_bytes, len(replica.devices)),
+            ),
+            cap_blocks=cap_blocks,
+            cap_s=min(CAP_S_MAX, max(CAP_S_MIN, limits.cap_tokens / (decode or SLOWEST_DECODE_TOKENS_PER_S))),
+            devices=() if target.engine in PREALLOCATING else replica.devices,
+            device_guard_bytes=max(lane.min_free_vram_mb, self._config.devices.guard_mb) * MIB,
+            static_capacity_blocks=static,
+            static_max_sequences=replica.max_sequences,
+            watermark=target.watermark,
+            keep_free_blocks=keep_free,
+            prefill_rate=rate,
+            prefill_capacity_tokens=bucket,
+            max_waiting=target.max_waiting,
+            lane_share=lane.share,
+            lane_yields_at=lane.yields_at,
+        )
+        return Place(name, replica.name, limits, candidate, None)
+
+    def _kv_model(self, target: str, block_tokens: int | None) -> KvModel:
+        key = (target, block_tokens)
+        model = self._kv.get(key)
+        if model is None:
+            model = self._kv[key] = self._kv_models(target, block_tokens)
+        return model
+
+    def _static_capacity(self, replica: Replica, kv: KvModel) -> int | None:
+        if self._config.no_agent != "ledgerOnly" or replica.kv_tokens is None:
+            return None
+        return replica.kv_tokens // kv.block_tokens
+
+    def _keep_free(self, lane: Lane, target: Target, kv: KvModel, capacity: int | None) -> int:
+        if not lane.kv_reserve_mb or target.engine not in PREALLOCATING or not kv.bytes_per_block:
+            return 0
+        wanted = math.ceil(lane.kv_reserve_mb * MIB / kv.bytes_per_block)
+        return wanted if capacity is None else min(wanted, int(capacity * MAX_KEEP_FREE))
+
+    def _context(self, target: Target, reported: int | None) -> int | None:
+        model = self._config.models.get(target.model) if target.model is not None else None
+        bounds = [bound for bound in (reported, model.context_tokens if model else None) if bound is not None]
+        return min(bounds) if bounds else None
+
+    def _vram(self, target: Target, lane: Lane, kv_bytes: int, shards: int) -> tuple[int, ...]:
+        if target.engine in PREALLOCATING or not shards:
+            return ()
+        return (math.ceil((kv_bytes + lane.kv_reserve_mb * MIB) / shards),) * shards
+
+
+def _output_request(
+    ask: Ask, lane: Lane, context: int | None, pool_tokens: int | None, target: Target, learned: int | None
+) -> OutputRequest:
+    return OutputRequest(
+        input_tokens=max(ask.count.per_prompt, default=0),
+        total_input_tokens=ask.count.input_tokens,
+        sequences=ask.sequences,
+        client_cap=ask.client_cap,
+        lane_cap=lane.max_output_tokens,
+        context_tokens=context,
+        pool_tokens=pool_tokens,
+        fatal=target.fatal_overflow,
+        clamp=lane.clamp_output,
+        learned=learned,
+        runs_to_cap=ask.runs_to_cap,
+        min_tokens=ask.min_tokens,
+        generates=ask.generates,
+    )
+
+
+def _prefill(target: Target, measured: float | None) -> tuple[float | None, float | None]:
+    bounds = target.prefill_tokens_per_s
+    rate = measured if measured is not None else (float(bounds.cold_start) if bounds else None)
+    if rate is None:
+        return None, None
+    if bounds is not None:
+        rate = max(rate, float(bounds.floor))
+    return rate, rate * target.ttft_budget_ms / 1000.0

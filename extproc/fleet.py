@@ -1,0 +1,71 @@
+"""The fleet as this process last saw it: a snapshot refreshed in the background, read without waiting.
+
+Owns the snapshot and its age; the ledger alone decides what fits. Requests read it to know block sizes, contexts
+and which replicas are worth asking first. Reservations made here since the last refresh are added to it, so
+that a burst does not queue up at one replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+
+from extproc.errors import DependencyDown
+from extproc.ledger.base import Ledger, LedgerSnapshot, ReplicaState, ReplicaView
+
+#: How often the snapshot is read; half the agents' scrape interval.
+REFRESH_S = 0.5
+#: How long one reading may take before the old snapshot is kept.
+TIMEOUT_S = 2.0
+
+
+class Fleet:
+    """Latest snapshot of the ledger's pool."""
+
+    __slots__ = ("_by_target", "_ledger", "_observe", "_since", "failures", "snapshot")
+
+    def __init__(self, ledger: Ledger, observe: Callable[[LedgerSnapshot], None] = lambda _: None) -> None:
+        self._ledger = ledger
+        self._observe = observe
+        self.snapshot: LedgerSnapshot | None = None
+        self.failures = 0
+        self._by_target: dict[str, list[ReplicaView]] = {}
+        self._since: dict[str, int] = defaultdict(int)
+
+    def view(self, replica: str) -> ReplicaView | None:
+        """One replica as last seen, or None where no agent ever reported it."""
+        return None if self.snapshot is None else self.snapshot.replicas.get(replica)
+
+    def rank(self, replica: str) -> tuple[int, int, float]:
+        """Sort key: usable replicas first, most free blocks first, emptiest prefill bucket first."""
+        view = self.view(replica)
+        if view is None:
+            return (2, 0, 0.0)
+        usable = 0 if view.state == ReplicaState.READY and not view.drained_by_operator else 1
+        headroom = view.headroom_blocks if view.headroom_blocks is not None else 0
+        return (usable, -(headroom - self._since[replica]), view.prefill_level_tokens)
+
+    def note(self, replica: str, blocks: int) -> None:
+        """Remember a reservation that the snapshot does not show yet."""
+        self._since[replica] += blocks
+
+    async def refresh(self) -> bool:
+        """Read the snapshot once; False where the ledger did not answer and the old one stays."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                snapshot = await self._ledger.snapshot()
+        except (DependencyDown, TimeoutError):
+            self.failures += 1
+            return False
+        self.failures = 0
+        self.snapshot = snapshot
+        self._since.clear()
+        self._observe(snapshot)
+        return True
+
+    async def run(self) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(REFRESH_S)
