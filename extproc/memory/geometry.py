@@ -141,9 +141,7 @@ class Geometry:
             replace(g, layers=g.layers + self.mtp_layers) if i == self.mtp_group else g
             for i, g in enumerate(self.groups)
         )
-        return replace(
-            self, groups=grown, layer_map=self.layer_map + (self.mtp_group,) * self.mtp_layers, mtp_layers=0
-        )
+        return replace(self, groups=grown, layer_map=self.layer_map + (self.mtp_group,) * self.mtp_layers, mtp_layers=0)
 
 
 def grouped(layers: Sequence[LayerGroup | None]) -> tuple[tuple[LayerGroup, ...], tuple[int, ...]]:
@@ -169,7 +167,9 @@ def check_geometry(geometry: Geometry) -> Geometry:
     """The same geometry, or GeometryError naming file and field of a figure that cannot be."""
     where = geometry.where or geometry.name
     if not geometry.groups:
-        raise GeometryError(f"{where}: no layer of this model caches anything; num_hidden_layers or the layer list is off")
+        raise GeometryError(
+            f"{where}: no layer of this model caches anything; num_hidden_layers or the layer list is off"
+        )
     for group in geometry.groups:
         if group.kind is LayerKind.STATE:
             continue

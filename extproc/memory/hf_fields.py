@@ -1,0 +1,148 @@
+"""Typed reading of a Hugging Face ``config.json`` mapping, with errors that name file and field.
+
+Owns the spelling of fields over model families and the class defaults that published files leave out; knows
+nothing about caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from extproc.errors import GeometryError
+
+#: Keys under which multimodal and nested models keep the language model, in the order tried.
+_TEXT_KEYS = ("text_config", "llm_config", "language_config", "language_model_config", "thinker_config")
+
+#: One meaning, many spellings; the first that is present and not null wins.
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
+    "intermediate_size": ("intermediate_size", "ffn_hidden_size", "n_inner"),
+    "max_position_embeddings": (
+        "max_position_embeddings",
+        "seq_length",
+        "n_positions",
+        "max_seq_len",
+        "model_max_length",
+    ),
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "num_experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "moe_intermediate_size": ("moe_intermediate_size", "expert_ffn_hidden_size"),
+    "dtype": ("dtype", "torch_dtype"),
+}
+
+#: Values the transformers configuration classes fill in where published files leave the field out.
+#: Source: transformers 4.57 models/<type>/configuration_<type>.py, class defaults.
+CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "gemma": {"head_dim": 256},
+    "gemma2": {"head_dim": 256, "sliding_window": 4096},
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "sliding_window": 4096,
+        "max_position_embeddings": 131072,
+    },
+    "gemma3n_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "num_kv_shared_layers": 15,
+    },
+    "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "gpt_oss": {"head_dim": 64, "num_key_value_heads": 8, "sliding_window": 128},
+    "qwen3": {"head_dim": 128},
+    "qwen3_moe": {"head_dim": 128},
+    "llama4_text": {"attention_chunk_size": 8192, "head_dim": 128},
+    "phi3": {"num_key_value_heads": None},
+    "qwen3_next": {"full_attention_interval": 4},
+    "qwen3_5_text": {"full_attention_interval": 4},
+    "qwen3_5_moe_text": {"full_attention_interval": 4},
+}
+
+
+class Fields:
+    """A configuration mapping that answers in the types asked for and blames by file and field."""
+
+    def __init__(self, data: Mapping[str, object], where: str, model_type: str = "") -> None:
+        self._data = data
+        self.where = where
+        self.model_type = model_type
+        self._defaults = CLASS_DEFAULTS.get(model_type, {})
+
+    def fault(self, field: str, problem: str) -> GeometryError:
+        """An error that names the file and the field; the caller raises it."""
+        return GeometryError(f"{self.where}: field {field!r} {problem}")
+
+    def raw(self, field: str) -> object:
+        """The value under any spelling of the field, the class default, or None."""
+        for name in ALIASES.get(field, (field,)):
+            value = self._data.get(name)
+            if value is not None:
+                return value
+        return self._defaults.get(field)
+
+    def names(self) -> Sequence[str]:
+        """Names present in the file."""
+        return tuple(self._data)
+
+    def has(self, field: str) -> bool:
+        """Present and not null (class defaults included)."""
+        return self.raw(field) is not None
+
+    def integer(self, field: str, default: int | None = None, minimum: int = 0) -> int:
+        """A whole number of at least ``minimum``; required where no default is given."""
+        value = self.raw(field)
+        if value is None:
+            if default is None:
+                raise self.fault(field, "is missing; add it or name the model by a catalogue row")
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < minimum:
+            raise self.fault(field, f"is {value!r}; expected a whole number of at least {minimum}")
+        return int(value)
+
+    def text(self, field: str, default: str = "") -> str:
+        """A string, or the default."""
+        value = self.raw(field)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.fault(field, f"is {value!r}; expected a string")
+        return value
+
+    def items(self, field: str) -> Sequence[object]:
+        """A list, or GeometryError."""
+        value = self.raw(field)
+        if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+            raise self.fault(field, f"is {type(value).__name__}; expected a list")
+        return value
+
+    def mapping(self, field: str) -> Fields:
+        """A nested mapping (empty where absent)."""
+        value = self.raw(field)
+        if value is None:
+            value = {}
+        if not isinstance(value, Mapping):
+            raise self.fault(field, f"is {type(value).__name__}; expected an object")
+        return Fields(value, f"{self.where}: {field}", self.model_type)
+
+
+def text_fields(config: Mapping[str, object], where: str) -> Fields:
+    """The language model's fields of a possibly multimodal configuration; top-level dtype and tying are kept."""
+    outer = config
+    inner: Mapping[str, object] = config
+    for _ in range(3):
+        nested = next((inner[k] for k in _TEXT_KEYS if isinstance(inner.get(k), Mapping)), None)
+        if not isinstance(nested, Mapping):
+            break
+        inner = nested
+    if inner is not outer:
+        carried = {k: outer[k] for k in ("torch_dtype", "dtype", "tie_word_embeddings") if outer.get(k) is not None}
+        inner = carried | {k: v for k, v in inner.items() if v is not None or k not in carried}
+    model_type = inner.get("model_type") or outer.get("model_type") or ""
+    return Fields(inner, where, str(model_type))

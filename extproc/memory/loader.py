@@ -1,0 +1,98 @@
+"""From what a user names to a geometry: the only module of this package that reads files.
+
+Owns the order in which a name is understood (existing path, then catalogue) and the weight sizes seen on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from extproc.errors import GeometryError
+from extproc.memory.catalogue import catalogue_geometry
+from extproc.memory.geometry import Geometry
+from extproc.memory.gguf_geometry import geometry_from_gguf
+from extproc.memory.gguf_header import read_header
+from extproc.memory.hf import geometry_from_config
+
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.pth")
+
+
+def load_geometry(spec: str | Path) -> Geometry:
+    """Geometry of a ``config.json``, model directory, GGUF file or catalogue name.
+
+    GeometryError names the file and the field, or close catalogue names. No tensor data is read.
+    """
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return _from_directory(path)
+    if path.is_file():
+        return _from_gguf(path) if path.suffix.lower() == ".gguf" else _from_config(path)
+    text = str(spec)
+    if text.endswith((".json", ".gguf")) or text.startswith(("/", "./", "../", "~")):
+        raise GeometryError(
+            f"{text}: no such file; give a config.json, a model directory, a GGUF file or a catalogue name"
+        )
+    return catalogue_geometry(text)
+
+
+def _from_directory(path: Path) -> Geometry:
+    config = path / "config.json"
+    if config.is_file():
+        return _from_config(config)
+    files = sorted(path.glob("*.gguf"))
+    firsts = [f for f in files if not (m := _SPLIT.search(f.name)) or m.group(1) == "00001"]
+    if len(firsts) == 1:
+        return _from_gguf(firsts[0])
+    if firsts:
+        raise GeometryError(f"{path}: holds {len(firsts)} GGUF models; name one of them, e.g. {firsts[0].name}")
+    raise GeometryError(f"{path}: holds neither config.json nor a .gguf file")
+
+
+def _from_config(path: Path) -> Geometry:
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as e:
+        raise GeometryError(f"{path}: not readable as JSON ({e})") from e
+    if not isinstance(config, Mapping):
+        raise GeometryError(f"{path}: holds a {type(config).__name__}; expected an object")
+    name = str(config.get("_name_or_path") or path.resolve().parent.name)
+    geometry = geometry_from_config(config, where=str(path), name=name)
+    return replace(geometry, weights_bytes=_safetensors_bytes(path.parent), source=str(path))
+
+
+def _safetensors_bytes(folder: Path) -> int | None:
+    """Bytes of the weight files beside a config, from the index where the files are elsewhere; None where neither is."""
+    for pattern in _WEIGHTS:
+        sizes = [f.stat().st_size for f in folder.glob(pattern)]
+        if sizes:
+            return sum(sizes)
+    index = folder / "model.safetensors.index.json"
+    try:
+        total = json.loads(index.read_bytes())["metadata"]["total_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return int(total) if isinstance(total, (int, float)) else None
+
+
+def _from_gguf(path: Path) -> Geometry:
+    first = _SPLIT.search(path.name)
+    parts = sorted(path.parent.glob(_SPLIT.sub("-*-of-*.gguf", path.name))) if first else [path]
+    headers = []
+    for part in parts:
+        try:
+            with part.open("rb") as file:
+                headers.append(read_header(file, str(part)))
+        except OSError as e:
+            raise GeometryError(f"{part}: not readable ({e.strerror})") from e
+    if first and len(parts) != int(first.group(2)):
+        raise GeometryError(
+            f"{path}: {len(parts)} of {int(first.group(2))} parts are there; put all parts in one directory"
+        )
+    tensors = [t for h in headers for t in h.tensors]
+    geometry = geometry_from_gguf(headers[0].fields, str(path), tensors, name=path.stem)
+    return replace(geometry, source=str(path))
