@@ -196,6 +196,8 @@ class End:
 
     ``ended_age_s`` is how long ago it ended; ``cool_s`` how long anything but a complete answer goes on counting.
     ``replica`` restricts the end to the reservation on that replica (an attempt that was retried elsewhere).
+    A client may send the same request id for everything, so a join by request id takes only the one reservation
+    made since the exchange began (``began_age_s``) and does nothing where two would match.
     """
 
     rid: str | None
@@ -206,6 +208,7 @@ class End:
     replica: str | None = None
     cool_s: float = COOLING_S
     first_byte_age_s: float | None = None
+    began_age_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,8 +348,12 @@ class Ledger(Protocol):
         """End reservations; each leaves a tombstone, known or not."""
         ...
 
-    async def reap(self, *, listening_since_s: float | None = None, owners: Sequence[str] = ()) -> int:
-        """Orphan expired leases, release what rules 4, 5 and 6 allow; returns how many were released."""
+    async def reap(self, *, listened_s: float | None = None, owners: Sequence[str] = ()) -> int:
+        """Orphan expired leases, release what rules 4, 5 and 6 allow; returns how many were released.
+
+        ``listened_s`` is how long this instance has run without a pause and with Redis reachable while it received
+        the access log of ``owners`` (None: it does not listen, so silence proves nothing).
+        """
         ...
 
     async def publish(self, replicas: Sequence[ReplicaReport], devices: Sequence[DeviceReport], ttl_s: float) -> PublishResult:

@@ -1,0 +1,142 @@
+"""Reads Envoy's access-log entries: which exchange, how far, how it ended, what it used.
+
+Pure translation of one entry into one record; ``completion`` acts on it. The proof of an end is an end entry with
+our rid, never the end of a gRPC stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from extproc.ledger.base import Ended
+from extproc.metadata import NAMESPACE, USAGE_NAMESPACE
+from extproc.wire import pb
+
+#: Request header that carries the rid into the per-attempt log, where there is no metadata.
+RID_HEADER = "x-kvgate-rid"
+_ABORTS = ("downstream_connection_termination", "downstream_remote_reset")
+_TIMEOUTS = (
+    "upstream_request_timeout",
+    "stream_idle_timeout",
+    "duration_timeout",
+    "upstream_max_stream_duration_reached",
+)
+_RESETS = (
+    "upstream_connection_termination",
+    "upstream_remote_reset",
+    "upstream_connection_failure",
+    "upstream_protocol_error",
+    "upstream_overflow",
+    "local_reset",
+    "no_healthy_upstream",
+)
+
+
+class EntryKind(StrEnum):
+    """What an entry proves."""
+
+    #: The exchange goes on.
+    ALIVE = "alive"
+    #: One attempt at one upstream is over.
+    ATTEMPT_END = "attempt_end"
+    #: The whole exchange is over.
+    END = "end"
+
+
+_KINDS = {
+    pb.DownstreamPeriodic: EntryKind.ALIVE,
+    pb.UpstreamEnd: EntryKind.ATTEMPT_END,
+    pb.DownstreamEnd: EntryKind.END,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecord:
+    """One entry, read. Ages are seconds before "now" of the host that reads; None where it did not happen.
+
+    ``fields`` are our own metadata as written at the decision; ``usage`` what the engine reported
+    (input_tokens, output_tokens, cached_tokens), absent keys were not reported.
+    """
+
+    kind: EntryKind
+    rid: str | None
+    request_id: str
+    cluster: str
+    fields: Mapping[str, str | float]
+    usage: Mapping[str, int]
+    how: Ended
+    status: int | None
+    began_age_s: float
+    ended_age_s: float
+    first_byte_age_s: float | None
+    duration_s: float
+    response_bytes: int
+    attempts: int
+    #: The engine closed the stream for an attempt that never reached it (connection refused, overflow).
+    never_sent: bool
+
+
+def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
+    """The record in ``entry``; ``now_s`` is the host's wall clock. None for entries that prove nothing here."""
+    common = entry.common_properties
+    kind = _KINDS.get(common.access_log_type)
+    if kind is None:
+        return None
+    metadata = common.metadata.filter_metadata
+    fields = _values(metadata[NAMESPACE]) if NAMESPACE in metadata else {}
+    usage = _values(metadata[USAGE_NAMESPACE]) if USAGE_NAMESPACE in metadata else {}
+    rid = fields.get("rid") or entry.request.request_headers.get(RID_HEADER) or None
+    status = entry.response.response_code.value if entry.response.HasField("response_code") else None
+    began_age_s = max(0.0, now_s - _timestamp(common))
+    duration_s = _seconds(common.duration) if common.HasField("duration") else began_age_s
+    first = _seconds(common.time_to_first_upstream_rx_byte) if common.HasField("time_to_first_upstream_rx_byte") else None
+    return LogRecord(
+        kind=kind,
+        rid=rid if isinstance(rid, str) else None,
+        request_id=common.stream_id or entry.request.request_id,
+        cluster=common.upstream_cluster,
+        fields=fields,
+        usage={name: int(value) for name, value in usage.items() if isinstance(value, float) and 0 <= value < 2**53},
+        how=_ended(common.response_flags, status, entry.response.response_code_details),
+        status=status,
+        began_age_s=began_age_s,
+        ended_age_s=max(0.0, began_age_s - duration_s),
+        first_byte_age_s=None if first is None else max(0.0, began_age_s - first),
+        duration_s=duration_s,
+        response_bytes=entry.response.response_body_bytes,
+        attempts=common.upstream_request_attempt_count,
+        never_sent=not common.HasField("time_to_first_upstream_tx_byte"),
+    )
+
+
+def _ended(flags: pb.ResponseFlags, status: int | None, details: str) -> Ended:
+    if any(getattr(flags, name) for name in _ABORTS) or details.startswith("downstream_remote_disconnect"):
+        return Ended.CLIENT_ABORT
+    if any(getattr(flags, name) for name in _TIMEOUTS):
+        return Ended.TIMEOUT
+    if any(getattr(flags, name) for name in _RESETS) or details.startswith("upstream_reset"):
+        return Ended.UPSTREAM_RESET
+    if status is None:
+        return Ended.CLIENT_ABORT
+    return Ended.UPSTREAM_ERROR if status >= 400 else Ended.COMPLETE
+
+
+def _values(struct: object) -> dict[str, str | float]:
+    found: dict[str, str | float] = {}
+    for name, value in struct.fields.items():  # type: ignore[attr-defined]  # google.protobuf.Struct has no stubs here
+        kind = value.WhichOneof("kind")
+        if kind == "string_value":
+            found[name] = value.string_value
+        elif kind == "number_value":
+            found[name] = value.number_value
+    return found
+
+
+def _timestamp(common: pb.AccessLogCommon) -> float:
+    return float(common.start_time.seconds) + common.start_time.nanos / 1e9
+
+
+def _seconds(duration: object) -> float:
+    return float(duration.seconds) + duration.nanos / 1e9  # type: ignore[attr-defined]  # google.protobuf.Duration

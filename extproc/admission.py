@@ -1,0 +1,240 @@
+"""The whole story of one decision on one page: understand, classify, count, find places, reserve, answer.
+
+Owns the order of the stages; what each stage knows lives in its package, and ``decisions`` words the outcome.
+The only waits are counting (bounded by its deadline) and one ledger call (bounded by its own).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from extproc.candidates import Ask, Place, Planner
+from extproc.config.models import Config
+from extproc.counting import Counting
+from extproc.decisions import Decisions, Identity, Understood, considered
+from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
+from extproc.errors import BadRequest, LedgerDown
+from extproc.fleet import Fleet
+from extproc.learning import Learning
+from extproc.ledger.base import End, Ended, Ledger, ReserveRequest, ReserveResult
+from extproc.ledger.posture import LocalShare
+from extproc.policy.lanes import LaneTable, Route
+from extproc.types import Decision, Reason, RequestHead
+
+#: Output caps fall into classes of requests that behave alike: none, short, medium, long.
+CAP_CLASSES = (256, 2048)
+
+
+@dataclass(slots=True)
+class Pending:
+    """One request on its way to a decision; ``touched_ledger`` says that a reservation may exist under its rid."""
+
+    who: Identity
+    head: RequestHead
+    touched_ledger: bool = False
+    timings_ms: dict[str, float] = field(default_factory=dict)
+
+
+class Admission:
+    """Decides; holds the compiled configuration and the connections, and no state of any request."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        planner: Planner,
+        counting: Counting,
+        ledger: Ledger,
+        fleet: Fleet,
+        learning: Learning,
+        share: LocalShare,
+        clock_s: Callable[[], float],
+        spread: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._lanes = LaneTable(config)
+        self._decisions = Decisions(config, spread)
+        self._planner = planner
+        self._counting = counting
+        self._ledger = ledger
+        self._fleet = fleet
+        self._learning = learning
+        self._share = share
+        self._clock_s = clock_s
+        self._limits = BodyLimits(max_bytes=config.serve.max_body_bytes)
+
+    def begin(self, head: RequestHead, owner: str) -> Pending:
+        """Start a request under a fresh random id that no client can choose."""
+        return Pending(Identity(secrets.token_hex(12), owner, head.request_id), head)
+
+    async def decide(self, pending: Pending, body: bytes) -> Decision:
+        """The decision for one complete request; never raises for anything a client can send."""
+        started = self._clock_s()
+        try:
+            parsed = parse(pending.head, body, self._limits)
+        except BadRequest as error:
+            return self._decisions.bad_request(pending.who, error)
+        pending.timings_ms["parse"] = (self._clock_s() - started) * 1000.0
+        request = parsed.request
+        if request is None or not request.reserve:
+            return self._pass(pending, parsed)
+        route = self._lanes.classify(pending.head, request.model)
+        if route is None or not route.chain:
+            return self._decisions.refused(pending.who, Reason.UNKNOWN_MODEL, parsed=parsed)
+        what = await self._understand(pending, parsed, request, route)
+        places = self._places(what)
+        usable = [place for place in places if place.candidate is not None]
+        if not usable:
+            return self._decisions.nowhere_ever(pending.who, what, places, considered(what, places, None))
+        started = self._clock_s()
+        try:
+            result = await self._reserve(pending, what, usable)
+        except LedgerDown:
+            return self._without_ledger(pending, what, places, usable)
+        finally:
+            pending.timings_ms["ledger"] = (self._clock_s() - started) * 1000.0
+        return self._settle(pending, what, places, usable, result)
+
+    def too_large(self, pending: Pending) -> Decision:
+        """The refusal of a body over the limit, seen before it was parsed."""
+        message = f"The body is larger than {self._limits.max_bytes} bytes."
+        return self._decisions.bad_request(pending.who, BadRequest(413, "request_too_large", message))
+
+    def failed(self, pending: Pending) -> Decision:
+        """The answer after a fault of our own."""
+        return self._decisions.refused(pending.who, Reason.INTERNAL)
+
+    def not_ready(self, pending: Pending) -> Decision:
+        """The answer of an instance that is starting or going away."""
+        return self._decisions.refused(pending.who, Reason.NOT_READY)
+
+    async def abandon(self, pending: Pending) -> None:
+        """Give back what a request holds whose answer never left; harmless when it holds nothing."""
+        if not pending.touched_ledger:
+            return
+        pending.touched_ledger = False
+        who = pending.who
+        try:
+            await self._ledger.end([End(who.rid, who.owner, who.request_id, Ended.UNSENT, cool_s=0.0)])
+        except LedgerDown:
+            # The adapter keeps ends that fall into an outage and sends them on return.
+            return
+
+    async def _understand(self, pending: Pending, parsed: Parsed, request: InferenceRequest, route: Route) -> Understood:
+        started = self._clock_s()
+        budget = route.lane.max_input_tokens
+        counts = await self._counting.per_target(
+            route.chain, request, budget_tokens=budget if route.fallback is None else None
+        )
+        pending.timings_ms["count"] = (self._clock_s() - started) * 1000.0
+        chain = route.chain
+        over: tuple[str, ...] = ()
+        if budget is not None:
+            over = tuple(t for t in chain if t != route.fallback and counts[t].input_tokens > budget)
+        if over:
+            chain = (route.fallback,) if route.fallback is not None else ()
+        return Understood(parsed, request, route, chain, counts, over, request_class(request))
+
+    def _places(self, what: Understood) -> list[Place]:
+        request, lane = what.request, what.route.lane_name
+        asks = {
+            name: Ask(
+                count=what.count(name),
+                sequences=request.sequences,
+                client_cap=request.max_output_tokens,
+                min_tokens=request.min_output_tokens,
+                runs_to_cap=request.runs_to_cap,
+                generates=request.generates,
+            )
+            for name in what.chain
+        }
+        return self._planner.places(
+            what.chain,
+            what.route.lane,
+            asks,
+            lambda target: self._learning.expected_output((lane, target, what.klass)),
+            self._fleet.view,
+            self._fleet.rank,
+        )
+
+    async def _reserve(self, pending: Pending, what: Understood, usable: Sequence[Place]) -> ReserveResult:
+        first = usable[0]
+        pending.touched_ledger = True
+        return await self._ledger.reserve(
+            ReserveRequest(
+                rid=pending.who.rid,
+                lane=what.route.lane_name,
+                owner=pending.who.owner,
+                request_id=pending.who.request_id,
+                klass=what.klass,
+                input_tokens=what.count(first.target).input_tokens,
+                expected_output_tokens=first.limits.expected_tokens if first.limits else 0,
+                max_output_tokens=what.request.max_output_tokens,
+                candidates=[place.candidate for place in usable if place.candidate is not None],
+                lane_concurrency=what.route.lane.concurrency,
+                lease_s=self._config.ledger.lease_s,
+                fresh_s=self._config.freshness.fresh_s,
+                unknown_s=self._config.freshness.unknown_s,
+                force=self._config.mode == "shadow",
+            )
+        )
+
+    def _settle(
+        self, pending: Pending, what: Understood, places: Sequence[Place], usable: Sequence[Place], result: ReserveResult
+    ) -> Decision:
+        who, shown = pending.who, considered(what, places, result.verdicts)
+        if self._config.mode == "shadow":
+            fits = next((p for p, v in zip(usable, result.verdicts, strict=True) if v.refused_by is None), None)
+            would = (
+                self._decisions.nowhere_now(who, what, result.verdicts, shown)
+                if fits is None
+                else self._decisions.admitted(who, what, fits, shown, result.now_s)
+            )
+            served = usable[result.chosen if result.chosen is not None else 0]
+            return self._decisions.shadowed(would, self._decisions.admitted(who, what, served, shown, result.now_s))
+        if result.chosen is None:
+            pending.touched_ledger = False
+            return self._decisions.nowhere_now(who, what, result.verdicts, shown)
+        chosen = usable[result.chosen]
+        if chosen.candidate is not None and not chosen.candidate.remote:
+            self._fleet.note(chosen.replica, chosen.candidate.need.kv_blocks)
+        return self._decisions.admitted(who, what, chosen, shown, result.now_s)
+
+    def _without_ledger(
+        self, pending: Pending, what: Understood, places: Sequence[Place], usable: Sequence[Place]
+    ) -> Decision:
+        """The operator's posture for a ledger that does not answer."""
+        shown = considered(what, places, None, refused_by=Reason.LEDGER_DOWN)
+        posture = what.route.lane.when_down or self._config.ledger.when_down
+        chosen: Place | None = None
+        if self._config.mode == "shadow":
+            chosen = usable[0]
+        elif posture == "share":
+            chosen = next((p for p in usable if p.candidate and self._share.admit(pending.who.rid, p.candidate)), None)
+        elif posture == "remote":
+            chosen = next((p for p in usable if p.candidate is not None and p.candidate.remote), None)
+        if chosen is None:
+            return self._decisions.refused(pending.who, Reason.LEDGER_DOWN, what=what, shown=shown, ledger="degraded")
+        admitted = self._decisions.admitted(pending.who, what, chosen, shown, None)
+        return admitted if self._config.mode == "enforce" else self._decisions.shadowed(admitted, admitted)
+
+    def _pass(self, pending: Pending, parsed: Parsed) -> Decision:
+        """Anything that takes no memory: control calls and, by rule, paths that are not understood."""
+        if parsed.unknown and self._config.unknown_paths == "reject":
+            error = BadRequest(404, "unknown_path", "This path is not served here.")
+            return self._decisions.bad_request(pending.who, error)
+        route = self._lanes.classify(pending.head, parsed.model) if parsed.model else None
+        chain = route.chain if route is not None else self._lanes.any_target()
+        if not chain:
+            return self._decisions.refused(pending.who, Reason.UNKNOWN_MODEL, parsed=parsed)
+        replicas = sorted((replica.name for replica in self._config.targets[chain[0]].replicas), key=self._fleet.rank)
+        return self._decisions.passed(pending.who, parsed, chain[0], replicas[0] if replicas else chain[0])
+
+
+def request_class(request: InferenceRequest) -> str:
+    """The learning class: operation, stream, tools and the size of the cap, as ``operation:s:t:cap``."""
+    cap = request.max_output_tokens
+    size = "none" if cap is None else next((f"le{bound}" for bound in CAP_CLASSES if cap <= bound), "long")
+    return f"{request.operation}:{'s' if request.stream else '-'}:{'t' if request.has_tools else '-'}:{size}"

@@ -1,0 +1,186 @@
+"""What happens after the decision: leases renewed, ends told to the ledger, answers learned from.
+
+Owns the queues between the access log and the ledger, and the reaper. Nothing here ever ends a reservation for
+any reason but an end record, an operator, or the rules of ``Ledger.reap``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from extproc.accesslog import EntryKind, LogRecord
+from extproc.config.models import Config
+from extproc.errors import LedgerDown
+from extproc.learning import Learning
+from extproc.ledger.base import COOLING_S, End, Ended, Ledger, Upsert
+from extproc.metadata import reservation_from
+
+#: Records are sent to the ledger in batches gathered over this long.
+FLUSH_S = 0.02
+#: How often expired leases are looked at.
+REAP_S = 1.0
+#: A gap in our own loop longer than this means that we did not listen.
+PAUSE_S = 2.0
+#: Records kept while the ledger is away; renewals beyond it are dropped (periodic records come again).
+MAX_RENEWALS = 20_000
+
+
+class Observer(Protocol):
+    """Who is told about completions (metrics, the decision log)."""
+
+    def completed(self, record: LogRecord, output_tokens: int | None) -> None:
+        """An exchange ended."""
+        ...
+
+    def misrouted(self, record: LogRecord) -> None:
+        """An exchange was served by another replica than the reserved one."""
+        ...
+
+
+class Completion:
+    """Queues of one process; ``clock_s`` is monotonic."""
+
+    def __init__(
+        self, config: Config, ledger: Ledger, learning: Learning, observer: Observer, clock_s: Callable[[], float]
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._learning = learning
+        self._observer = observer
+        self._clock_s = clock_s
+        self._pool = config.ledger.pool
+        self._lags = {name: target.abort_lag_ms / 1000.0 for name, target in config.targets.items()}
+        self._target_of = {replica.name: name for name, _, replica in config.local_replicas()}
+        self._target_of |= {name: name for name, target in config.targets.items() if target.remote}
+        self._ends: list[End] = []
+        self._renewals: dict[str, Upsert] = {}
+        self._wake = asyncio.Event()
+        self._listening_since_s = clock_s()
+        self._last_tick_s = clock_s()
+        #: Envoys whose access log this process receives -> number of open log streams.
+        self.owners: dict[str, int] = {}
+        self.dropped = 0
+
+    def attach(self, owner: str) -> None:
+        """An access-log stream of this Envoy opened."""
+        self.owners[owner] = self.owners.get(owner, 0) + 1
+
+    def detach(self, owner: str) -> None:
+        """An access-log stream of this Envoy closed."""
+        left = self.owners.get(owner, 0) - 1
+        if left > 0:
+            self.owners[owner] = left
+        else:
+            self.owners.pop(owner, None)
+
+    def record(self, record: LogRecord, owner: str) -> None:
+        """Take one entry of ``owner``'s access log."""
+        if record.kind is EntryKind.ALIVE:
+            self._renew(record)
+        elif record.kind is EntryKind.ATTEMPT_END:
+            if record.rid is not None and record.cluster in self._target_of:
+                self._end(record, owner, replica=record.cluster)
+        else:
+            self._finish(record, owner)
+
+    async def flush(self) -> None:
+        """Send what is queued; what the ledger does not take stays queued (ends) or is dropped (renewals)."""
+        ends, self._ends = self._ends, []
+        renewals, self._renewals = self._renewals, {}
+        try:
+            if ends:
+                await self._ledger.end(ends)
+            if renewals:
+                await self._ledger.renew(list(renewals.values()))
+        except LedgerDown:
+            # The adapter keeps ends of an outage; renewals come again with the next periodic record.
+            self.dropped += len(renewals)
+
+    async def run(self) -> None:
+        """Flush until cancelled; at the end what is left is sent once more."""
+        try:
+            while True:
+                await self._wake.wait()
+                await asyncio.sleep(FLUSH_S)
+                self._wake.clear()
+                await self.flush()
+        finally:
+            await self.flush()
+
+    async def reap(self) -> None:
+        """Watch for pauses of our own and let the ledger give up what its rules allow, until cancelled."""
+        while True:
+            await asyncio.sleep(REAP_S)
+            now = self._clock_s()
+            if now - self._last_tick_s > PAUSE_S:
+                self._listening_since_s = now
+            self._last_tick_s = now
+            try:
+                await self._ledger.reap(listened_s=now - self._listening_since_s, owners=tuple(self.owners))
+            except LedgerDown:
+                self._listening_since_s = self._clock_s()
+
+    def _renew(self, record: LogRecord) -> None:
+        reservation = reservation_from(record.fields, self._pool)
+        if reservation is None:
+            return
+        if len(self._renewals) >= MAX_RENEWALS:
+            self.dropped += 1
+            return
+        self._renewals[reservation.rid] = Upsert(
+            reservation,
+            self._config.ledger.lease_s,
+            seen_age_s=record.ended_age_s,
+            first_byte_age_s=record.first_byte_age_s,
+            current_blocks=None,
+        )
+        self._wake.set()
+
+    def _end(self, record: LogRecord, owner: str, *, replica: str | None) -> None:
+        target = str(record.fields.get("target") or self._target_of.get(record.cluster, ""))
+        self._ends.append(
+            End(
+                rid=record.rid,
+                owner=owner,
+                request_id=record.request_id,
+                how=record.how,
+                ended_age_s=record.ended_age_s,
+                replica=replica,
+                cool_s=self._lags.get(target, COOLING_S),
+                first_byte_age_s=record.first_byte_age_s,
+                began_age_s=record.began_age_s,
+            )
+        )
+        self._wake.set()
+
+    def _finish(self, record: LogRecord, owner: str) -> None:
+        if record.rid is None:
+            # The client left while we decided: Envoy had no metadata yet, so the reservation is joined by request id.
+            if record.how is Ended.CLIENT_ABORT and record.status is None:
+                self._end(record, owner, replica=None)
+            return
+        if "pool" in record.fields:
+            self._end(record, owner, replica=None)
+        if "class" in record.fields:
+            self._observer.completed(record, self._learn(record))
+            if record.cluster and record.cluster not in (record.fields.get("replica"), ""):
+                self._observer.misrouted(record)
+
+    def _learn(self, record: LogRecord) -> int | None:
+        """Output tokens of a complete answer, as reported or as guessed from its bytes; teaches the predictors."""
+        if record.how is not Ended.COMPLETE:
+            return record.usage.get("output_tokens")
+        lane, klass = str(record.fields["lane"]), str(record.fields["class"])
+        target = self._target_of.get(record.cluster, str(record.fields["target"]))
+        _, stream, tools, _ = (klass.split(":") + ["", "", "", ""])[:4]
+        bytes_key = (target, stream == "s", tools == "t")
+        output = record.usage.get("output_tokens")
+        if output is not None:
+            self._learning.observe_bytes(bytes_key, record.response_bytes, output)
+        else:
+            output = self._learning.tokens_from_bytes(bytes_key, record.response_bytes)
+        if output is not None:
+            self._learning.observe_output((lane, target, klass), output)
+        return output
