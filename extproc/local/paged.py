@@ -262,6 +262,8 @@ class Engine:
     def plan(self, now_s: float) -> Step:
         """Decide the next step and take its blocks."""
         self._sweep()
+        if self.shape.overflow == "fatal":
+            self._fill_slots(now_s)
         work: list[tuple[Generation, int]] = []
         preempted: list[Generation] = []
         budget = self.shape.step_tokens
@@ -278,8 +280,8 @@ class Engine:
             index += 1
         if preempted:
             self.tally.over_capacity_events += 1
-        elif not self._admit(work, budget, now_s):
-            return self._fail_all(now_s)
+        elif self.shape.overflow == "preempt":
+            self._admit(work, budget, now_s)
         self.tally.steps += 1
         self._note_peaks()
         tokens = sum(new for _, new in work)
@@ -332,31 +334,36 @@ class Engine:
         self.pool.publish(generation, (generation.computed + new) // self.shape.block_tokens)
         return True
 
-    def _admit(self, work: list[tuple[Generation, int]], budget: int, now_s: float) -> bool:
-        """Move waiting sequences into the batch in order; False where a fatal engine overflowed by it."""
+    def _fill_slots(self, now_s: float) -> None:
+        """Give every free slot to a waiting sequence; llama.cpp looks at no memory before it does."""
+        while self.waiting and len(self.running) < self.shape.max_sequences:
+            generation = self.waiting.popleft()
+            self._start(generation, 0, now_s)
+
+    def _admit(self, work: list[tuple[Generation, int]], budget: int, now_s: float) -> None:
+        """Move waiting sequences into the batch in order, as long as the whole prompt of the first one fits."""
         while self.waiting and budget > 0 and len(self.running) < self.shape.max_sequences:
             generation = self.waiting[0]
             matched = self.pool.match(generation)
             # At least one token must be computed to sample from, whatever the cache knows.
             cached = min(matched * self.shape.block_tokens, generation.tokens - 1)
-            new = min(generation.tokens - cached, budget)
-            whole = self.shape.blocks_for(generation.tokens) - generation.held_blocks
-            fatal = self.shape.overflow == "fatal"
-            if not fatal and whole > self.pool.free:
+            if self.shape.blocks_for(generation.tokens) - generation.held_blocks > self.pool.free:
                 self.pool.release(generation, remember=self.shape.prefix_cache)
-                break
+                return
             self.waiting.popleft()
-            generation.phase = Phase.RUNNING
-            generation.computed = cached
-            if generation.scheduled_s is None:
-                generation.scheduled_s = now_s
-                generation.cached = cached
-            self.running.append(generation)
-            if not self._fits(generation, new, []):
-                return False
+            self._start(generation, cached, now_s)
+            new = min(generation.tokens - cached, budget)
+            self._fits(generation, new, [])
             work.append((generation, new))
             budget -= new
-        return True
+
+    def _start(self, generation: Generation, cached: int, now_s: float) -> None:
+        generation.phase = Phase.RUNNING
+        generation.computed = cached
+        if generation.scheduled_s is None:
+            generation.scheduled_s = now_s
+            generation.cached = cached
+        self.running.append(generation)
 
     def _preempt(self, victim: Generation) -> None:
         self.pool.release(victim, remember=self.shape.prefix_cache)
