@@ -1,0 +1,303 @@
+"""The decision log: a capped Redis stream of decision records and of how they ended.
+
+Owns the stream's entries and their join. Writing never waits for Redis: ``append`` and ``end`` put into a bounded
+queue that a background task empties in batches; what finds the queue full is dropped and counted. Without Redis a
+ring in memory keeps the same promise for one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from extproc.errors import LedgerDown
+from extproc.telemetry.record import Record, figures_of
+
+log = logging.getLogger("kvgate.decisionlog")
+
+#: Entries that wait for Redis at most; about 2 KB each, so 8 MB and some 10 s of a busy gate.
+QUEUE_ENTRIES = 4096
+#: Entries of one pipeline.
+BATCH_ENTRIES = 128
+#: Wait after a full round: batches form, and a quiet gate shows its decision soon enough.
+FLUSH_S = 0.1
+#: Wait after Redis failed.
+RETRY_S = 1.0
+#: Longest that ``close`` tries to write what is queued.
+CLOSE_S = 1.0
+#: Entries read at once when the log is read backwards.
+PAGE_ENTRIES = 200
+#: Field of a stream entry that holds the JSON, by kind.
+DECISION_FIELD, END_FIELD = "decision", "end"
+
+_Entry = tuple[str, Record]
+
+
+def decisions_key(pool: str) -> str:
+    """Key of the pool's decision log; it carries the pool's hash tag like every key of the ledger."""
+    return f"kvgate:{{{pool}}}:decisions"
+
+
+def end_record(
+    rid: str,
+    *,
+    ended: str,
+    free_at_end_bytes: int | None = None,
+    actual_input_tokens: int | None = None,
+    actual_output_tokens: int | None = None,
+) -> Record:
+    """What is known at the end of a request; ``ended`` as in ``ledger.base.Ended``, None where nobody measured."""
+    return {
+        "rid": rid,
+        "ended": ended,
+        "free_at_end_bytes": free_at_end_bytes,
+        "actual_input_tokens": actual_input_tokens,
+        "actual_output_tokens": actual_output_tokens,
+    }
+
+
+def recent_row(record: Mapping[str, Any], end: Mapping[str, Any] | None) -> Record:
+    """One row of ``status --recent``: the decision's figures, and the end's where it has ended.
+
+    The figures are those of ``figures_of``; ``figures_of`` in the row names that candidate.
+    """
+    shown = figures_of(record)
+    need = shown["need"] if shown else {}
+    before, after = (shown["free_before"], shown["free_after"]) if shown else ({}, {})
+    copied = (
+        "at",
+        "rid",
+        "request_id",
+        "lane",
+        "model",
+        "input_tokens",
+        "outcome",
+        "target",
+        "replica",
+        "reason",
+        "waited_ms",
+        "decision_ms",
+        "mode",
+    )
+    return {
+        **{key: record.get(key) for key in copied},
+        "figures_of": (shown["replica"] or shown["target"]) if shown else None,
+        "projected_kv_blocks": need.get("kv_blocks"),
+        "projected_kv_bytes": need.get("kv_bytes") or None,
+        "free_before_blocks": before.get("kv_blocks"),
+        "free_before_bytes": before.get("kv_bytes"),
+        "free_after_blocks": after.get("kv_blocks"),
+        "free_after_bytes": after.get("kv_bytes"),
+        "free_at_end_bytes": end.get("free_at_end_bytes") if end else None,
+        "actual_input_tokens": end.get("actual_input_tokens") if end else None,
+        "actual_output_tokens": end.get("actual_output_tokens") if end else None,
+        "ended": end.get("ended") if end else None,
+    }
+
+
+class DecisionLog(Protocol):
+    """Where decision records go."""
+
+    def append(self, record: Record) -> None:
+        """Keep one decision record; never waits, never raises."""
+        ...
+
+    def end(self, record: Record) -> None:
+        """Keep one ``end_record``; the first of a rid counts."""
+        ...
+
+    async def recent(self, count: int) -> list[Record]:
+        """The last ``count`` decisions, newest first, as ``recent_row``."""
+        ...
+
+    async def close(self) -> None:
+        """Write what is queued where that is possible at once, and stop."""
+        ...
+
+
+class RingLog:
+    """The log of one process without Redis: the last ``maxlen`` decisions."""
+
+    def __init__(self, maxlen: int) -> None:
+        self._entries: deque[_Entry] = deque(maxlen=2 * maxlen)
+
+    def append(self, record: Record) -> None:
+        """Keep one decision record, in place of the oldest when full."""
+        self._entries.append((DECISION_FIELD, record))
+
+    def end(self, record: Record) -> None:
+        """Keep one end record."""
+        self._entries.append((END_FIELD, record))
+
+    async def recent(self, count: int) -> list[Record]:
+        """The last ``count`` decisions, newest first."""
+        joined = _Join(count)
+        joined.feed(reversed(self._entries))
+        return joined.rows()
+
+    async def close(self) -> None:
+        """Nothing to write."""
+
+
+class StreamLog:
+    """The log of a pool in a Redis stream, shared by every process of the pool.
+
+    Capped at about two entries per decision kept. An entry whose write was not answered is sent again and may
+    then stand twice; readers join by rid.
+    """
+
+    def __init__(self, redis: Redis, pool: str, maxlen: int, *, on_drop: Callable[[int], None] | None = None) -> None:
+        """``redis`` stays the caller's to close; ``on_drop`` hears of each entry that found no room."""
+        self._redis = redis
+        self._key = decisions_key(pool)
+        self._maxlen = maxlen
+        self._on_drop = on_drop or (lambda _count: None)
+        self._queue: deque[_Entry] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.dropped = 0
+
+    def append(self, record: Record) -> None:
+        """Queue one decision record."""
+        self._put((DECISION_FIELD, record))
+
+    def end(self, record: Record) -> None:
+        """Queue one end record."""
+        self._put((END_FIELD, record))
+
+    async def recent(self, count: int) -> list[Record]:
+        """The last ``count`` decisions, newest first; ``LedgerDown`` where Redis cannot be read."""
+        joined = _Join(count)
+        upper, left, last = "+", 2 * self._maxlen + PAGE_ENTRIES, False
+        while left > 0 and not last:
+            # One page more than needed: another process may have written an end before its decision was flushed.
+            last = joined.full
+            try:
+                page: Any = await self._redis.xrevrange(self._key, max=upper, count=PAGE_ENTRIES)
+            except (RedisError, OSError, TimeoutError) as error:
+                raise LedgerDown(f"the decision log {self._key} cannot be read ({type(error).__name__})") from error
+            if not page:
+                break
+            joined.feed(entry for _, fields in page for entry in _decode(fields))
+            upper, left = f"({_text(page[-1][0])}", left - len(page)
+        return joined.rows()
+
+    async def close(self) -> None:
+        """Try once to write what is queued, then stop."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                while self._queue and await self._flush():
+                    pass
+
+    def _put(self, entry: _Entry) -> None:
+        if len(self._queue) >= QUEUE_ENTRIES:
+            self.dropped += 1
+            self._on_drop(1)
+            return
+        self._queue.append(entry)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="kvgate-decisionlog")
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await asyncio.sleep(FLUSH_S)
+            while self._queue:
+                if not await self._flush():
+                    await asyncio.sleep(RETRY_S)
+
+    async def _flush(self) -> bool:
+        """Write one batch; it leaves the queue only when Redis took it."""
+        batch = list(itertools.islice(self._queue, BATCH_ENTRIES))
+        pipe = self._redis.pipeline(transaction=False)
+        for field, record in batch:
+            line = json.dumps(record, separators=(",", ":"), default=str)
+            pipe.xadd(self._key, {field: line}, maxlen=2 * self._maxlen, approximate=True)
+        try:
+            await pipe.execute()
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning(
+                "the decision log waits for Redis", extra={"cause": type(error).__name__, "queued": len(self._queue)}
+            )
+            return False
+        for _ in batch:
+            self._queue.popleft()
+        return True
+
+
+class _Join:
+    """Joins decisions with their ends while the log is read from its newest entry backwards."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._ends: dict[str, Record] = {}
+        self._decisions: list[Record] = []
+        self._seen: set[str] = set()
+
+    @property
+    def full(self) -> bool:
+        """Whether enough decisions were found."""
+        return len(self._decisions) >= self._count
+
+    def feed(self, entries: Iterable[_Entry]) -> None:
+        """Take entries, newest first; of several ends of one rid the oldest counts."""
+        for kind, record in entries:
+            rid = record.get("rid")
+            if kind == END_FIELD:
+                if rid:
+                    self._ends[rid] = record
+            elif not self.full and rid not in self._seen:
+                self._decisions.append(record)
+                if rid:
+                    self._seen.add(rid)
+
+    def rows(self) -> list[Record]:
+        """The rows found, newest first."""
+        return [recent_row(record, self._ends.get(record.get("rid") or "")) for record in self._decisions]
+
+
+def _decode(fields: Mapping[Any, Any]) -> Iterable[_Entry]:
+    """The entries in one stream entry; what is not ours or not readable is passed over."""
+    for field, value in fields.items():
+        kind = _text(field)
+        if kind not in (DECISION_FIELD, END_FIELD):
+            continue
+        try:
+            record = json.loads(value)
+        except ValueError:
+            continue
+        if (
+            isinstance(record, dict)
+            and isinstance(record.get("rid"), str | None)
+            and (kind == END_FIELD or _readable(record))
+        ):
+            yield kind, record
+
+
+def _readable(record: Record) -> bool:
+    """Whether ``recent_row`` can show it: a later release may have changed the shape."""
+    try:
+        recent_row(record, None)
+    except (KeyError, TypeError, AttributeError):
+        return False
+    return True
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -1,0 +1,381 @@
+"""Prometheus metrics of one process, in a registry of their own.
+
+Owns what is counted and how labels stay bounded; knows neither the server that exposes them nor the ledger that
+feeds them. Recording is a few dictionary look-ups and float additions: label children are bound once per
+combination, and the fleet's gauges are built from the last snapshot only when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from extproc.config import Config
+from extproc.ledger.base import LedgerSnapshot, ReplicaState, ReplicaView
+from extproc.telemetry import names
+from extproc.telemetry.names import NONE, OTHER, Metric
+from extproc.telemetry.record import MAX_TEXT, clean
+from extproc.types import Decision
+
+#: What a device can be; see ``ledger.base.DeviceReport``.
+DEVICE_STATES = ("ok", "lost", "unknown", "unified")
+
+
+class LabelCap:
+    """Bounds the distinct values of one label: configured ones always pass, ``limit`` others do, then ``other``.
+
+    First come, first served; a value is never evicted, because a series that changes its meaning is worse than
+    one that is missing.
+    """
+
+    __slots__ = ("_room", "_values")
+
+    def __init__(self, limit: int, known: Iterable[str] = ()) -> None:
+        self._values = {value: value for value in known}
+        self._room = limit
+
+    def __call__(self, value: str | None) -> str:
+        """What to show for ``value``; ``none`` where there is none."""
+        if not value:
+            return NONE
+        shown = self._values.get(value)
+        if shown is not None:
+            return shown
+        if self._room <= 0 or len(value) > MAX_TEXT:
+            return OTHER
+        self._room -= 1
+        shown = clean(value) or NONE
+        self._values[value] = shown
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class _DecisionChildren:
+    """Label children of one (mode, decision, lane, target, reason)."""
+
+    count: Counter
+    seconds: Histogram
+    input_tokens: Histogram
+    wait: Histogram
+    blocks: Histogram | None
+
+
+@dataclass(frozen=True, slots=True)
+class _CompletionChildren:
+    """Label children of one (ended, lane, target)."""
+
+    count: Counter
+    output_tokens: Histogram
+    error_tokens: Histogram
+    first_byte: Histogram
+    duration: Histogram
+
+
+class Metrics:
+    """All metrics of one process; every method is cheap, synchronous and safe to call on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        max_label_values: int = 100,
+        models: Iterable[str] = (),
+        lanes: Iterable[str] = (),
+        targets: Iterable[str] = (),
+        version: str = "",
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._model = LabelCap(max_label_values, models)
+        self._lane = LabelCap(max_label_values, lanes)
+        self._target = LabelCap(max_label_values, targets)
+        self._decided: dict[tuple[str, str, str | None, str | None, str | None], _DecisionChildren] = {}
+        self._completed: dict[tuple[str, str | None, str | None], _CompletionChildren] = {}
+        self._models: dict[tuple[str, str], Counter] = {}
+        self._fleet = _Fleet()
+        self._counters = {m: Counter(m.name, m.help, m.labels, registry=self.registry) for m in _own("counter")}
+        self._gauges = {m: Gauge(m.name, m.help, m.labels, registry=self.registry) for m in _own("gauge")}
+        self._histograms = {
+            m: Histogram(m.name, m.help, m.labels, buckets=m.buckets, registry=self.registry) for m in _own("histogram")
+        }
+        self._gauges[names.BUILD].labels(version).set(1)
+        self.registry.register(self._fleet)
+        ProcessCollector(registry=self.registry)
+
+    @classmethod
+    def from_config(cls, config: Config, *, version: str = "") -> Metrics:
+        """Metrics in which every configured lane, target and model name keeps its own label value."""
+        return cls(
+            max_label_values=config.telemetry.max_label_values,
+            models=(*config.aliases, *config.models),
+            lanes=config.lanes,
+            targets=config.targets,
+            version=version,
+        )
+
+    # -- the request path
+
+    def decision(self, decision: Decision, *, decision_s: float, count_s: float | None = None) -> None:
+        """Record one decision; ``count_s`` None where nothing was counted."""
+        key = (decision.mode, decision.decision, decision.lane, decision.target, decision.reason)
+        children = self._decided.get(key)
+        if children is None:
+            children = self._bind_decision(decision)
+        children.count.inc()
+        children.seconds.observe(decision_s)
+        if decision.input_tokens is not None:
+            children.input_tokens.observe(decision.input_tokens)
+        if decision.waited_ms:
+            children.wait.observe(decision.waited_ms / 1000)
+        if children.blocks is not None:
+            blocks = _taken_blocks(decision)
+            if blocks is not None:
+                children.blocks.observe(blocks)
+        if count_s is not None:
+            self._histograms[names.COUNT_SECONDS].labels(decision.count_source or NONE).observe(count_s)
+        if decision.ledger != "ok":
+            self._counters[names.DEGRADED_DECISIONS].labels(decision.ledger).inc()
+        model = self._model(decision.model)
+        asked = self._models.get((model, decision.decision))
+        if asked is None:
+            asked = self._counters[names.REQUESTED_MODELS].labels(model, decision.decision)
+            self._models[(model, decision.decision)] = asked
+        asked.inc()
+
+    def completion(
+        self,
+        *,
+        ended: str,
+        lane: str | None,
+        target: str | None,
+        output_tokens: int | None = None,
+        expected_output_tokens: int | None = None,
+        first_byte_s: float | None = None,
+        duration_s: float | None = None,
+    ) -> None:
+        """Record the end of one request; None where the access log did not show it.
+
+        The prediction error is recorded for complete answers only: an aborted one says nothing about its length.
+        """
+        children = self._completed.get((ended, lane, target))
+        if children is None:
+            children = self._bind_completion(ended, lane, target)
+        children.count.inc()
+        if output_tokens is not None and ended == "complete":
+            children.output_tokens.observe(output_tokens)
+            if expected_output_tokens is not None:
+                children.error_tokens.observe(output_tokens - expected_output_tokens)
+        if first_byte_s is not None:
+            children.first_byte.observe(first_byte_s)
+        if duration_s is not None:
+            children.duration.observe(duration_s)
+
+    def stream_opened(self) -> None:
+        """An ext_proc stream began."""
+        self._gauges[names.STREAMS].inc()
+
+    def stream_closed(self) -> None:
+        """An ext_proc stream ended."""
+        self._gauges[names.STREAMS].dec()
+
+    def exchange_began(self) -> None:
+        """A request's headers arrived; its decision is due."""
+        self._gauges[names.EXCHANGES].inc()
+
+    def exchange_decided(self) -> None:
+        """A request that began was decided or went away."""
+        self._gauges[names.EXCHANGES].dec()
+
+    def queue_depth(self, lane: str, depth: int) -> None:
+        """Requests of ``lane`` that are held now."""
+        self._gauges[names.QUEUE_DEPTH].labels(self._lane(lane)).set(depth)
+
+    def log_entry(self, kind: str) -> None:
+        """An access-log entry arrived; ``kind`` is Envoy's entry type in lower case (end, periodic, upstream_end)."""
+        self._counters[names.LOG_ENTRIES].labels(kind).inc()
+
+    def misrouted(self, target: str | None) -> None:
+        """A request was served by another endpoint than the reserved one."""
+        self._counters[names.MISROUTED].labels(self._target(target)).inc()
+
+    def internal_error(self, where: str) -> None:
+        """Something of ours broke; ``where`` is a fixed word of the code, never input."""
+        self._counters[names.INTERNAL_ERRORS].labels(where).inc()
+
+    # -- the ledger and what feeds from it
+
+    def ledger_call(self, call: str, elapsed_s: float, *, ok: bool) -> None:
+        """One call to the ledger ended, with an answer or without."""
+        self._histograms[names.LEDGER_SECONDS].labels(call).observe(elapsed_s)
+        self._gauges[names.LEDGER_UP].set(1 if ok else 0)
+        if not ok:
+            self._counters[names.LEDGER_ERRORS].labels(call).inc()
+
+    def reaped(self, count: int) -> None:
+        """Reservations that the reaper released."""
+        self._counters[names.REAPED].inc(count)
+
+    def renewals_refused(self, count: int) -> None:
+        """Periodic records that met a tombstone."""
+        self._counters[names.RENEWALS_REFUSED].inc(count)
+
+    def undelivered_ends(self, count: int) -> None:
+        """End records waiting for the ledger."""
+        self._gauges[names.UNDELIVERED_ENDS].set(count)
+
+    def fleet(self, snapshot: LedgerSnapshot) -> None:
+        """Show this snapshot from now on; replicas, lanes and devices that are gone from it leave the exposition."""
+        self._fleet.snapshot = snapshot
+
+    # -- kvgate itself
+
+    def tokenizer_memory(self, size_bytes: int) -> None:
+        """Memory held by tokenizers and their memo."""
+        self._gauges[names.TOKENIZER_BYTES].set(size_bytes)
+
+    def decision_log_dropped(self, count: int = 1) -> None:
+        """Records the decision log had no room for."""
+        self._counters[names.DECISION_LOG_DROPPED].inc(count)
+
+    def spans(self, result: str, count: int) -> None:
+        """Spans ``recorded``, ``exported`` or ``failed``; what is recorded and neither of the others waits or was dropped."""
+        self._counters[names.SPANS].labels(result).inc(count)
+
+    def exposition(self, accept: str = "") -> tuple[str, bytes]:
+        """Content type and body for a scrape whose Accept header is ``accept``."""
+        encoder, content_type = choose_encoder(accept)
+        return content_type, encoder(self.registry)
+
+    # -- binding, once per combination
+
+    def _bind_decision(self, decision: Decision) -> _DecisionChildren:
+        lane, target = self._lane(decision.lane), self._target(decision.target)
+        reserves = decision.decision in ("admit", "fallback") and decision.replica is not None
+        children = _DecisionChildren(
+            count=self._counters[names.DECISIONS].labels(
+                decision.mode, decision.decision, lane, target, decision.reason or NONE
+            ),
+            seconds=self._histograms[names.DECISION_SECONDS].labels(decision.decision),
+            input_tokens=self._histograms[names.INPUT_TOKENS].labels(lane),
+            wait=self._histograms[names.QUEUE_WAIT_SECONDS].labels(lane),
+            blocks=self._histograms[names.RESERVED_BLOCKS].labels(target) if reserves else None,
+        )
+        if OTHER not in (lane, target):
+            self._decided[(decision.mode, decision.decision, decision.lane, decision.target, decision.reason)] = (
+                children
+            )
+        return children
+
+    def _bind_completion(self, ended: str, lane: str | None, target: str | None) -> _CompletionChildren:
+        lane_label, target_label = self._lane(lane), self._target(target)
+        children = _CompletionChildren(
+            count=self._counters[names.COMPLETIONS].labels(ended, lane_label, target_label),
+            output_tokens=self._histograms[names.OUTPUT_TOKENS].labels(target_label),
+            error_tokens=self._histograms[names.OUTPUT_ERROR_TOKENS].labels(target_label),
+            first_byte=self._histograms[names.FIRST_BYTE_SECONDS].labels(target_label),
+            duration=self._histograms[names.REQUEST_SECONDS].labels(target_label),
+        )
+        if OTHER not in (lane_label, target_label):
+            self._completed[(ended, lane, target)] = children
+        return children
+
+
+def _taken_blocks(decision: Decision) -> int | None:
+    for candidate in decision.candidates:
+        if candidate.target == decision.target and candidate.replica == decision.replica:
+            return candidate.need.kv_blocks if candidate.need else None
+    return None
+
+
+# The fleet's metrics come from the snapshot at scrape time, so that what is gone is gone from the exposition too.
+_PER_REPLICA: Mapping[Metric, str] = {
+    names.REPLICA_AGE: "age_s",
+    names.REPLICA_RESERVED: "reserved_blocks",
+    names.REPLICA_FOREIGN: "foreign_blocks",
+    names.REPLICA_COMMITTED: "committed_blocks",
+    names.REPLICA_HEADROOM: "headroom_blocks",
+    names.REPLICA_SEQUENCES: "sequences",
+    names.REPLICA_PREFILL: "prefill_level_tokens",
+    names.REPLICA_RESERVATIONS: "reservations",
+    names.REPLICA_ORPHANED: "orphaned",
+    names.OVER_ADMISSIONS: "over_admissions",
+}
+_FLEET: Sequence[Metric] = (
+    names.SNAPSHOT_TIMESTAMP,
+    names.REPLICA_STATE,
+    names.REPLICA_CAPACITY,
+    names.REPLICA_DRIFT,
+    *_PER_REPLICA,
+    names.LANE_IN_FLIGHT,
+    names.DEVICE_TOTAL,
+    names.DEVICE_FREE,
+    names.DEVICE_RESERVED,
+    names.DEVICE_STATE,
+)
+
+
+def _own(kind: str) -> Iterator[Metric]:
+    return (metric for metric in names.METRICS if metric.kind == kind and metric not in _FLEET)
+
+
+class _Fleet(Collector):
+    """Turns the last snapshot into metric families."""
+
+    def __init__(self) -> None:
+        self.snapshot: LedgerSnapshot | None = None
+
+    def describe(self) -> Iterable[Family]:
+        return _families().values()
+
+    def collect(self) -> Iterable[Family]:
+        families = _families()
+        snapshot = self.snapshot
+        if snapshot is not None:
+            families[names.SNAPSHOT_TIMESTAMP].add_metric((), snapshot.now_s)
+            for view in snapshot.replicas.values():
+                _replica(families, view)
+            for lane, count in snapshot.lanes.items():
+                families[names.LANE_IN_FLIGHT].add_metric((lane,), count)
+            _devices(families, snapshot)
+        return families.values()
+
+
+_Families = Mapping[Metric, CounterMetricFamily | GaugeMetricFamily]
+
+
+def _families() -> _Families:
+    make = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+    return {metric: make[metric.kind](metric.name, metric.help, labels=metric.labels) for metric in _FLEET}
+
+
+def _replica(families: _Families, view: ReplicaView) -> None:
+    labels = (view.target, view.replica)
+    for state in ReplicaState:
+        families[names.REPLICA_STATE].add_metric((*labels, state.value), 1 if view.state == state else 0)
+    for metric, attribute in _PER_REPLICA.items():
+        value = getattr(view, attribute)
+        if value is not None:
+            families[metric].add_metric(labels, value)
+    report = view.report
+    if report is None:
+        return
+    if report.capacity_blocks is not None:
+        families[names.REPLICA_CAPACITY].add_metric(labels, report.capacity_blocks)
+    if report.used_blocks is not None and view.committed_blocks is not None:
+        families[names.REPLICA_DRIFT].add_metric(labels, report.used_blocks - view.committed_blocks)
+
+
+def _devices(families: _Families, snapshot: LedgerSnapshot) -> None:
+    for uuid, device in snapshot.devices.items():
+        for state in DEVICE_STATES:
+            families[names.DEVICE_STATE].add_metric((uuid, state), 1 if device.state == state else 0)
+        if device.total_bytes is not None:
+            families[names.DEVICE_TOTAL].add_metric((uuid,), device.total_bytes)
+        if device.free_bytes is not None:
+            families[names.DEVICE_FREE].add_metric((uuid,), device.free_bytes)
+    for uuid, reserved in snapshot.device_reserved_bytes.items():
+        families[names.DEVICE_RESERVED].add_metric((uuid,), reserved)
