@@ -1,0 +1,54 @@
+"""Reasons and commands are documented where docs/operations.md says so, and every link between documents leads somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+
+import pytest
+
+import extproc.commands
+from extproc.policy.refusals import TABLE
+from tests.docs.reference import ROOT, table_rows
+
+ROWS = table_rows("operations.md")
+REASONS = {str(reason): str(row[0]) for reason, row in TABLE.items()}
+COMMANDS = {module.name for module in pkgutil.iter_modules(extproc.commands.__path__) if not module.name.startswith("_")}
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def test_every_reason_is_documented_with_its_status() -> None:
+    """The table of refusals has each reason, with the status that clients get."""
+    assert {name: cells[0] for name, cells in ROWS.items() if name in REASONS} == REASONS
+
+
+def test_every_command_is_documented() -> None:
+    """The table of commands has each command, and no command that does not exist."""
+    assert set(ROWS) - set(REASONS) == COMMANDS
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_command_offers_help_and_arguments(command: str) -> None:
+    """Each command module has what the command line needs: HELP, configure, run."""
+    module = importlib.import_module(f"extproc.commands.{command}")
+    assert isinstance(module.HELP, str)
+    assert callable(module.configure)
+    assert callable(module.run)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document) -> None:
+    """Every relative link of a document names a file that exists."""
+    links = [target for target, _ in LINK.findall(document.read_text(encoding="utf-8")) if "://" not in target]
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", sorted((ROOT / "docs/adr").glob("*.md")), ids=lambda path: path.name)
+def test_decision_record_is_complete(document) -> None:
+    """Each decision record has a number, a status, its context, the decision and the consequences."""
+    text = document.read_text(encoding="utf-8")
+    assert text.startswith(f"# {int(document.name[:4])}. ")
+    assert re.findall(r"^Status: (accepted|superseded by \d+)$", text, re.MULTILINE)
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
