@@ -1,0 +1,257 @@
+"""vLLM 0.6 to 0.33: one row for V0 and V1, with every name its gauges had.
+
+Pool: ``cache_config_info`` gives blocks (one of them the null block, never handed out) and the block size.
+On hybrid models the ``block_size`` label is the smallest of several groups and blocks are no measure of
+tokens (vllm#51163); there the pool is ``kv_cache_max_concurrency`` x max_model_len, in blocks of that label.
+Decode-context parallelism multiplies a block's tokens without saying so (vllm#40895): the factor follows from
+``kv_cache_max_concurrency`` where there is one, else from the operator's ``kvTokens``.
+Data-parallel engines: counts add up; a request must fit into one engine, so the used figure is chosen such
+that capacity - used is the room of the roomiest engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from extproc.agent.engines.base import (
+    Answer,
+    Availability,
+    Counters,
+    Endpoint,
+    Hints,
+    PoolView,
+    Reading,
+    Signal,
+    added,
+    count,
+    dig,
+    grouped,
+    number,
+    ok,
+    total,
+    whole,
+)
+from extproc.agent.exposition import Exposition, normalise, parse
+
+RUNNING = Signal(("vllm:num_requests_running",))
+WAITING = Signal(("vllm:num_requests_waiting",))
+#: V0 only; a swapped request still needs its blocks back, so it counts as waiting.
+SWAPPED = Signal(("vllm:num_requests_swapped",))
+USAGE = Signal(("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"))
+CONFIG = "vllm:cache_config_info"
+SLEEP = "vllm:engine_sleep_state"
+
+#: Counters and histograms by the field they feed; the first name that is there counts.
+COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "prompt_tokens": ("vllm:prompt_tokens_total",),
+    "cached_tokens": (
+        "vllm:prompt_tokens_cached_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:gpu_prefix_cache_hits_total",
+        "vllm:prefix_cache_hits",
+    ),
+    "hit_tokens": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "vllm:prefix_cache_hits"),
+    "looked_up_tokens": (
+        "vllm:prefix_cache_queries_total",
+        "vllm:gpu_prefix_cache_queries_total",
+        "vllm:prefix_cache_queries",
+    ),
+    "output_tokens": ("vllm:generation_tokens_total",),
+    "prefilled_tokens": ("vllm:request_prefill_kv_computed_tokens_sum",),
+    "prefill_s": ("vllm:request_prefill_time_seconds_sum",),
+    "decode_steps": (
+        "vllm:inter_token_latency_seconds_count",
+        "vllm:time_per_output_token_seconds_count",
+    ),
+    "decode_s": ("vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"),
+    "ttft_s": ("vllm:time_to_first_token_seconds_sum",),
+    "ttft_count": ("vllm:time_to_first_token_seconds_count",),
+    "queue_s": ("vllm:request_queue_time_seconds_sum", "vllm:time_in_queue_requests_sum"),
+    "queue_count": ("vllm:request_queue_time_seconds_count", "vllm:time_in_queue_requests_count"),
+    "preemptions": ("vllm:num_preemptions_total",),
+    "finished": ("vllm:request_success_total",),
+    "iterations": ("vllm:iteration_tokens_total_count",),
+}
+STARTED = "process_start_time_seconds"
+#: Written per process even where prometheus' multiprocess mode drops the process_* series.
+CREATED = ("vllm:num_preemptions_created", "vllm:prompt_tokens_created")
+LORA = "vllm:lora_requests_info"
+
+WANTED = frozenset(
+    normalise(name)
+    for name in (
+        *RUNNING.names, *WAITING.names, *SWAPPED.names, *USAGE.names, CONFIG, SLEEP, STARTED, *CREATED,
+        *(name for names in COUNTERS.values() for name in names),
+    )
+)  # fmt: skip
+
+#: A concurrency figure is printed from a float; a uniform model's agrees with its blocks to this share.
+CONCURRENCY_TOLERANCE = 0.01
+#: Context-parallel factors that exist (powers of two).
+PARALLEL_FACTORS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One engine's pool: blocks a request can get, tokens in each, and how blocks relate to vLLM's own."""
+
+    blocks: int | None
+    block_tokens: int
+    note: str | None = None
+
+
+class Vllm:
+    """The row of vLLM's OpenAI server."""
+
+    name = "vllm"
+    endpoints = (Endpoint("/health"), Endpoint("/metrics"), Endpoint("/v1/models", every=10, required=False))
+
+    def read(self, answers: Mapping[str, Answer], hints: Hints) -> Reading:
+        """One reading; capacity, usage, running and waiting are required."""
+        metrics = answers.get("/metrics")
+        exposition = parse(metrics.text(), WANTED) if metrics is not None and ok(metrics) else Exposition()
+        max_model_tokens, served = _model(answers.get("/v1/models"), hints)
+        pools = {
+            sample.labels.get("engine", ""): _pool(sample.labels, max_model_tokens, hints.kv_tokens)
+            for sample in exposition.get(normalise(CONFIG))
+        }
+        usage_samples, usage_name = USAGE.samples(exposition)
+        running_samples, running_name = RUNNING.samples(exposition)
+        waiting_samples, _ = WAITING.samples(exposition)
+        swapped_samples, _ = SWAPPED.samples(exposition)
+        views = _views(
+            pools,
+            grouped(usage_samples, "engine"),
+            grouped(running_samples, "engine"),
+            grouped(waiting_samples, "engine"),
+            grouped(swapped_samples, "engine"),
+        )
+        capacity, used = _combined(views)
+        running, waiting = _summed([view.running for view in views]), _summed([view.waiting for view in views])
+        wanted = {"capacity": capacity, "used": used, "running": running, "waiting": waiting}
+        started = _started(exposition)
+        notes = [pool.note for pool in pools.values() if pool.note]
+        if metrics is not None and metrics.status == 404:
+            notes.append("metrics_off: /metrics is 404")
+        if not served:
+            notes.append(f"model_not_served: {hints.served_model}")
+        return Reading(
+            availability=Availability.UNHEALTHY if not served else _availability(answers.get("/health"), exposition),
+            block_tokens=min((pool.block_tokens for pool in pools.values()), default=16),
+            capacity_blocks=capacity,
+            used_blocks=used,
+            shows_used=True,
+            running=running,
+            waiting=waiting,
+            max_sequences=hints.max_sequences,
+            max_model_tokens=max_model_tokens,
+            counters=_counters(exposition),
+            identity=None if started is None else repr(started),
+            started_unix_s=started,
+            pools=views if len(views) > 1 else (),
+            missing=tuple(name for name, value in wanted.items() if value is None),
+            notes=tuple(notes),
+            aliases={"usage": usage_name or "", "running": running_name or ""},
+            bad_lines=exposition.bad_lines,
+        )
+
+
+def _model(answer: Answer | None, hints: Hints) -> tuple[int | None, bool]:
+    """The context length of the served model, and whether the model is served at all (unknown counts as yes)."""
+    cards = dig(answer.json(), "data") if answer is not None and ok(answer) else None
+    if not isinstance(cards, list):
+        return hints.max_model_tokens, True
+    wanted = [card for card in cards if hints.served_model in (None, dig(card, "id"))]
+    lengths = [length for card in wanted or cards if (length := whole(dig(card, "max_model_len"))) is not None]
+    return (min(lengths) if lengths else hints.max_model_tokens), bool(wanted)
+
+
+def _pool(labels: Mapping[str, str], max_model_tokens: int | None, stated_tokens: int | None) -> Pool:
+    """One engine's pool from its cache_config_info labels."""
+    total_blocks, block = whole(labels.get("num_gpu_blocks")), whole(labels.get("block_size"))
+    if total_blocks is None or block is None:
+        # Early V1 wrote num_gpu_blocks="None"; the operator's figure stands in, else the capacity is unknown.
+        size = block or 16
+        return Pool(None if stated_tokens is None else stated_tokens // size, size, "num_gpu_blocks_unknown")
+    usable = total_blocks - 1
+    concurrency = number(labels.get("kv_cache_max_concurrency"))
+    if concurrency and max_model_tokens:
+        for factor in PARALLEL_FACTORS:
+            uniform = total_blocks / math.ceil(max_model_tokens / (block * factor))
+            if abs(concurrency - uniform) <= CONCURRENCY_TOLERANCE * uniform:
+                return Pool(usable, block * factor, f"context_parallel: {factor}" if factor > 1 else None)
+        tokens = concurrency * max_model_tokens * usable / total_blocks
+        return Pool(int(tokens) // block, block, "hybrid_pool: from kv_cache_max_concurrency")
+    if stated_tokens is not None:
+        factor = round(stated_tokens / (total_blocks * block))
+        if factor in PARALLEL_FACTORS[1:] and abs(stated_tokens - factor * total_blocks * block) <= block * factor:
+            return Pool(usable, block * factor, f"context_parallel: {factor}, from kvTokens")
+    return Pool(usable, block)
+
+
+def _views(
+    pools: Mapping[str, Pool],
+    usage: Mapping[str, float],
+    running: Mapping[str, float],
+    waiting: Mapping[str, float],
+    swapped: Mapping[str, float],
+) -> tuple[PoolView, ...]:
+    """Every engine of the server; V0 wrote no engine label on the configuration and none on gauges."""
+    labels = sorted(set(usage) | set(running) | set(waiting)) or sorted(pools)
+    only = next(iter(pools.values())) if len(pools) == 1 else None
+    views = []
+    for label in labels:
+        pool = pools.get(label, only)
+        blocks = pool.blocks if pool else None
+        share = usage.get(label)
+        used = None
+        if blocks is not None and share is not None and 0.0 <= share <= 1.0 + CONCURRENCY_TOLERANCE:
+            used = min(blocks, math.ceil(share * blocks - 1e-6))
+        queued = added(waiting.get(label), swapped.get(label)) if label in waiting else None
+        views.append(PoolView(label, blocks, used, count(running.get(label)), count(queued)))
+    return tuple(views)
+
+
+def _combined(views: tuple[PoolView, ...]) -> tuple[int | None, int | None]:
+    """Capacity of all engines together, and used such that what is left is the roomiest engine's room."""
+    capacity = _summed([view.capacity_blocks for view in views])
+    if capacity is None or any(view.used_blocks is None for view in views):
+        return capacity, None
+    room = max((view.capacity_blocks or 0) - (view.used_blocks or 0) for view in views)
+    return capacity, capacity - room
+
+
+def _summed(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _availability(health: Answer | None, exposition: Exposition) -> Availability:
+    if not ok(health):
+        return Availability.UNHEALTHY
+    awake = [s.value for s in exposition.get(normalise(SLEEP)) if s.labels.get("sleep_state") == "awake"]
+    return Availability.ASLEEP if awake and min(awake) == 0 else Availability.SERVING
+
+
+def _started(exposition: Exposition) -> float | None:
+    """Start of the process that serves; the newest of several, so that a restarted part is seen."""
+    for name in (STARTED, *CREATED):
+        values = [s.value for s in exposition.get(normalise(name)) if math.isfinite(s.value) and s.value > 0]
+        if values:
+            return max(values)
+    return None
+
+
+def _counters(exposition: Exposition) -> Counters:
+    found = {field: total(exposition, names) for field, names in COUNTERS.items()}
+    iterations, hits = found.pop("iterations"), found.pop("hit_tokens")
+    prompt, cached = found["prompt_tokens"], found["cached_tokens"]
+    # Preempted requests are looked up again, so hits may exceed what prompts had; never below zero.
+    computed = None if prompt is None else max(0.0, prompt - (cached or 0.0))
+    return Counters(
+        **found | {"cached_tokens": hits},
+        computed_tokens=computed,
+        progress=added(prompt, found["output_tokens"], iterations),
+    )

@@ -1,0 +1,199 @@
+"""A bounded HTTP/1.1 GET client: what an agent may spend on an engine that answers late, long or wrong.
+
+Owns one connection to one origin and the bytes on it. Follows no redirect (an engine that sends one is not
+the engine), sends no credential, and turns every failure into ``Unreachable`` with a cause from a fixed set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from extproc.errors import DependencyDown
+
+#: vLLM's /metrics is 67 kB, llama.cpp's /props some 20 kB; more than this is not an answer we asked for.
+MAX_BODY_BYTES = 8 * 1024 * 1024
+MAX_HEAD_BYTES = 32 * 1024
+
+
+class Cause(StrEnum):
+    """Why no answer came; only ``refused`` and ``reset`` prove that the engine is not there."""
+
+    REFUSED = "refused"
+    RESET = "reset"
+    TIMEOUT = "timeout"
+    NAME = "name_not_found"
+    TLS = "tls"
+    PROTOCOL = "not_http"
+    TOO_LARGE = "too_large"
+    NETWORK = "network"
+
+
+class Unreachable(DependencyDown):
+    """No usable HTTP answer; ``cause`` says what kind of failure it was."""
+
+    def __init__(self, cause: Cause, detail: str = "") -> None:
+        super().__init__(f"{cause}{': ' if detail else ''}{detail}")
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A complete answer; header names are lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Client:
+    """GETs on one origin over one kept connection; not for concurrent use.
+
+    ``url`` may carry a path prefix (``http://host:port/prefix``). A connection that the server closed while
+    idle is replaced once per request without counting as a failure (llama.cpp and vLLM close after 5 s).
+    """
+
+    def __init__(self, url: str, *, connect_host: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+        parts = urlsplit(url)
+        self._secure = parts.scheme == "https"
+        self._name = parts.hostname or ""
+        self._host = connect_host or self._name
+        self._port = parts.port or (443 if self._secure else 80)
+        self._prefix = parts.path.rstrip("/")
+        self._authority = parts.netloc.rpartition("@")[2]
+        self._tls = (tls or ssl.create_default_context()) if self._secure else None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def get(self, path: str, timeout_s: float) -> Response:
+        """The answer to ``GET path``; ``Unreachable`` after ``timeout_s`` at the latest."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                reused = self._writer is not None
+                try:
+                    return await self._exchange(path)
+                except Unreachable as error:
+                    if not (reused and error.cause is Cause.RESET):
+                        raise
+                    return await self._exchange(path)
+        except TimeoutError as error:
+            self._drop()
+            raise Unreachable(Cause.TIMEOUT) from error
+
+    async def close(self) -> None:
+        """Close the kept connection."""
+        writer = self._writer
+        self._drop()
+        if writer is not None:
+            with contextlib.suppress(OSError, ssl.SSLError):
+                await writer.wait_closed()
+
+    def _drop(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
+    async def _exchange(self, path: str) -> Response:
+        try:
+            reader, writer = await self._connection()
+            head = f"GET {self._prefix}{path} HTTP/1.1\r\nHost: {self._authority}\r\nAccept: */*\r\nUser-Agent: kvgate-agent\r\n\r\n"
+            writer.write(head.encode("latin-1"))
+            await writer.drain()
+            response, keep = await _read(reader)
+        except BaseException as error:
+            self._drop()
+            if isinstance(error, Unreachable) or not isinstance(error, Exception):
+                raise
+            translated = _translate(error)
+            if translated is None:
+                raise
+            raise translated from error
+        if not keep:
+            self._drop()
+        return response
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._reader is None or self._writer is None or self._writer.is_closing() or self._reader.at_eof():
+            self._drop()
+            self._reader, self._writer = await asyncio.open_connection(
+                self._host,
+                self._port,
+                ssl=self._tls,
+                server_hostname=self._name if self._tls else None,
+                limit=MAX_HEAD_BYTES,
+            )
+        return self._reader, self._writer
+
+
+def _translate(error: Exception) -> Unreachable | None:
+    """The failure in our words; None for what is not the network's fault."""
+    match error:
+        case ConnectionRefusedError():
+            return Unreachable(Cause.REFUSED)
+        case ConnectionError() | asyncio.IncompleteReadError():
+            return Unreachable(Cause.RESET)
+        case asyncio.LimitOverrunError():
+            return Unreachable(Cause.TOO_LARGE, "head or chunk line")
+        case ssl.SSLError():
+            return Unreachable(Cause.TLS, error.reason or "")
+        case TimeoutError():
+            return Unreachable(Cause.TIMEOUT)
+        case OSError():
+            # getaddrinfo's errors are OSErrors with their own numbers.
+            name = type(error).__name__ == "gaierror"
+            return Unreachable(Cause.NAME if name else Cause.NETWORK, error.strerror or "")
+        case ValueError():
+            return Unreachable(Cause.PROTOCOL, "malformed answer")
+    return None
+
+
+async def _read(reader: asyncio.StreamReader) -> tuple[Response, bool]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head[:-4].split("\r\n")
+    version, _, rest = first.partition(" ")
+    if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+        raise Unreachable(Cause.PROTOCOL, "no HTTP/1.1 status line")
+    status = int(rest[:3])
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    keep = version == "HTTP/1.1" and "close" not in headers.get("connection", "").lower()
+    if status < 200:  # an interim answer has no body; the final one follows
+        return await _read(reader)
+    if status in (204, 304):
+        return Response(status, headers, b""), keep
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        return Response(status, headers, await _chunks(reader)), keep
+    if "content-length" in headers:
+        length = headers["content-length"]
+        if not length.isdigit():
+            raise Unreachable(Cause.PROTOCOL, "Content-Length is no number")
+        if int(length) > MAX_BODY_BYTES:
+            raise Unreachable(Cause.TOO_LARGE)
+        return Response(status, headers, await reader.readexactly(int(length))), keep
+    body = bytearray()
+    while block := await reader.read(65_536):
+        body += block
+        if len(body) > MAX_BODY_BYTES:
+            raise Unreachable(Cause.TOO_LARGE)
+    return Response(status, headers, bytes(body)), False
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    body = bytearray()
+    while True:
+        size = int((await reader.readuntil(b"\r\n")).split(b";")[0].strip(), 16)
+        if size < 0:
+            raise Unreachable(Cause.PROTOCOL, "negative chunk")
+        if len(body) + size > MAX_BODY_BYTES:
+            raise Unreachable(Cause.TOO_LARGE)
+        if size == 0:
+            while await reader.readuntil(b"\r\n") != b"\r\n":
+                pass
+            return bytes(body)
+        body += await reader.readexactly(size)
+        if await reader.readexactly(2) != b"\r\n":
+            raise Unreachable(Cause.PROTOCOL, "chunk without its end")
