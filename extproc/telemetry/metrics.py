@@ -287,7 +287,7 @@ class Metrics:
 def _taken_blocks(decision: Decision) -> int | None:
     for candidate in decision.candidates:
         if candidate.target == decision.target and candidate.replica == decision.replica:
-            return candidate.need.kv_blocks if candidate.need else None
+            return candidate.need.kv_blocks or None if candidate.need else None
     return None
 
 

@@ -117,7 +117,14 @@ class Spans:
         return self._tracer is not None
 
     def decided(
-        self, record: Record, *, carrier: Mapping[str, str], start_ns: int, end_ns: int, ledger_ms: float | None = None
+        self,
+        record: Record,
+        *,
+        carrier: Mapping[str, str],
+        start_ns: int,
+        end_ns: int,
+        ledger_ms: float | None = None,
+        operation: str | None = None,
     ) -> None:
         """Write the span of one decision; call it after the answer is on its way.
 
@@ -132,7 +139,7 @@ class Spans:
         span = self._tracer.start_span(names.SPAN_DECIDE, context=context, kind=SpanKind.SERVER, start_time=start_ns)
         if not span.is_recording():
             return
-        span.set_attributes(_decision_attributes(record, ledger_ms))
+        span.set_attributes(_decision_attributes(record, ledger_ms, operation))
         for candidate in record["candidates"]:
             span.add_event(names.EVENT_CANDIDATE, _candidate_attributes(candidate), timestamp=end_ns)
         if (record["status"] or 0) >= 500:
@@ -241,9 +248,9 @@ def operation_of(dialect: str | None) -> str | None:
     return OPERATIONS.get(dialect.rpartition(".")[2], "chat") if dialect else None
 
 
-def _decision_attributes(record: Record, ledger_ms: float | None) -> dict[str, Any]:
+def _decision_attributes(record: Record, ledger_ms: float | None, operation: str | None) -> dict[str, Any]:
     attributes: dict[str, Any] = {attribute: record[key] for key, attribute in _COPIED}
-    attributes["gen_ai.operation.name"] = operation_of(record["dialect"])
+    attributes["gen_ai.operation.name"] = operation or operation_of(record["dialect"])
     attributes["kvgate.ledger_ms"] = ledger_ms
     if record["decision"] == "reject":
         attributes["error.type"] = record["reason"]
