@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from extproc.candidates import Ask, Place, Planner
 from extproc.config.models import Config
-from extproc.counting import Counting
+from extproc.counters import Counters
 from extproc.decisions import Decisions, Identity, Understood, considered
-from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
+from extproc.dialects import BodyLimits, InferenceRequest, ParsedRequest, parse
 from extproc.errors import BadRequest, LedgerDown
 from extproc.fleet import Fleet
 from extproc.learning import Learning
@@ -45,7 +45,7 @@ class Admission:
         config: Config,
         *,
         planner: Planner,
-        counting: Counting,
+        counters: Counters,
         ledger: Ledger,
         fleet: Fleet,
         learning: Learning,
@@ -57,7 +57,7 @@ class Admission:
         self._lanes = LaneTable(config)
         self._decisions = Decisions(config, spread)
         self._planner = planner
-        self._counting = counting
+        self._counters = counters
         self._ledger = ledger
         self._fleet = fleet
         self._learning = learning
@@ -80,7 +80,7 @@ class Admission:
         request = parsed.request
         if request is None or not request.reserve:
             return self._pass(pending, parsed)
-        route = self._lanes.classify(pending.head, request.model)
+        route = self._lanes.classify(pending.head, request.model or "")
         if route is None or not route.chain:
             return self._decisions.refused(pending.who, Reason.UNKNOWN_MODEL, parsed=parsed)
         what = await self._understand(pending, parsed, request, route)
@@ -122,10 +122,10 @@ class Admission:
             # The adapter keeps ends that fall into an outage and sends them on return.
             return
 
-    async def _understand(self, pending: Pending, parsed: Parsed, request: InferenceRequest, route: Route) -> Understood:
+    async def _understand(self, pending: Pending, parsed: ParsedRequest, request: InferenceRequest, route: Route) -> Understood:
         started = self._clock_s()
         budget = route.lane.max_input_tokens
-        counts = await self._counting.per_target(
+        counts = await self._counters.count(
             route.chain, request, budget_tokens=budget if route.fallback is None else None
         )
         pending.timings_ms["count"] = (self._clock_s() - started) * 1000.0
@@ -145,8 +145,8 @@ class Admission:
                 sequences=request.sequences,
                 client_cap=request.max_output_tokens,
                 min_tokens=request.min_output_tokens,
-                runs_to_cap=request.runs_to_cap,
-                generates=request.generates,
+                runs_to_cap=request.ignore_eos,
+                generates=request.max_output_tokens != 0,
             )
             for name in what.chain
         }
@@ -220,12 +220,13 @@ class Admission:
         admitted = self._decisions.admitted(pending.who, what, chosen, shown, None)
         return admitted if self._config.mode == "enforce" else self._decisions.shadowed(admitted, admitted)
 
-    def _pass(self, pending: Pending, parsed: Parsed) -> Decision:
+    def _pass(self, pending: Pending, parsed: ParsedRequest) -> Decision:
         """Anything that takes no memory: control calls and, by rule, paths that are not understood."""
-        if parsed.unknown and self._config.unknown_paths == "reject":
+        if parsed.route.kind == "unknown" and self._config.unknown_paths == "reject":
             error = BadRequest(404, "unknown_path", "This path is not served here.")
             return self._decisions.bad_request(pending.who, error)
-        route = self._lanes.classify(pending.head, parsed.model) if parsed.model else None
+        model = parsed.request.model if parsed.request is not None else None
+        route = self._lanes.classify(pending.head, model) if model else None
         chain = route.chain if route is not None else self._lanes.any_target()
         if not chain:
             return self._decisions.refused(pending.who, Reason.UNKNOWN_MODEL, parsed=parsed)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from extproc.candidates import Place
 from extproc.config.models import Config
-from extproc.dialects import InferenceRequest, Parsed, edit
+from extproc.dialects import InferenceRequest, ParsedRequest, edit
 from extproc.errors import BadRequest
-from extproc.gateway.names import cluster_of
+from extproc.gateway.names import HEADER_ADAPTER, HEADER_MAX_RETRIES, HEADER_MODEL_AT, HEADER_RID, model_at
 from extproc.ledger.base import Reservation, Verdict
 from extproc.metadata import Value, reservation_fields
 from extproc.policy.lanes import Route
@@ -46,7 +46,7 @@ class Understood:
     ``over_budget`` names the targets that the lane's input budget closed for it; ``klass`` is its learning class.
     """
 
-    parsed: Parsed
+    parsed: ParsedRequest
     request: InferenceRequest
     route: Route
     chain: tuple[str, ...]
@@ -143,7 +143,7 @@ class Decisions:
         reason: Reason,
         *,
         what: Understood | None = None,
-        parsed: Parsed | None = None,
+        parsed: ParsedRequest | None = None,
         shown: tuple[ConsideredCandidate, ...] = (),
         earliest_s: float | None = None,
         ledger: str = "ok",
@@ -171,42 +171,43 @@ class Decisions:
         reason = _REASON_OF_STATUS.get(error.status, Reason.BAD_REQUEST)
         return self._rejection(who, Refusal(reason, error.status, error.message, None, error.code, error.param), None)
 
-    def passed(self, who: Identity, parsed: Parsed, target: str, replica: str) -> Decision:
+    def passed(self, who: Identity, parsed: ParsedRequest, target: str, replica: str) -> Decision:
         """A request that takes no memory goes on without a reservation, and is never retried elsewhere."""
-        span = parsed.model_span
-        headers = [("x-kvgate-rid", who.rid), ("x-envoy-max-retries", "0")]
+        request = parsed.request
+        span = request.edit.model if request is not None else None
+        headers = [(HEADER_RID, who.rid), (HEADER_MAX_RETRIES, "0")]
         if span is not None:
-            headers.append(("x-kvgate-model-at", f"{span[0]}-{span[1]}"))
+            headers.append((HEADER_MODEL_AT, model_at(*span)))
         return Decision(
             decision="pass",
             mode=self._config.mode,
             rid=who.rid,
             lane=None,
-            model=parsed.model,
+            model=request.model if request is not None else None,
             target=target,
             replica=replica,
             reason=None,
             refusal=None,
-            plan=(cluster_of(self._config.targets[target], target, replica),),
+            plan=(replica,),
             headers=tuple(headers),
             metadata={"rid": who.rid, "decision": "pass", "target": target, "replica": replica},
-            body=parsed.body if parsed.decoded and not self._shadow else None,
-            dialect=parsed.dialect,
+            body=parsed.body.data if parsed.body.changed and not self._shadow else None,
+            dialect=parsed.route.dialect,
         )
 
-    def _rejection(self, who: Identity, refusal: Refusal, parsed: Parsed | None) -> Decision:
+    def _rejection(self, who: Identity, refusal: Refusal, parsed: ParsedRequest | None) -> Decision:
         return Decision(
             decision="reject",
             mode=self._config.mode,
             rid=who.rid,
             lane=None,
-            model=parsed.model if parsed is not None else None,
+            model=parsed.request.model if parsed is not None and parsed.request is not None else None,
             target=None,
             replica=None,
             reason=str(refusal.reason),
             refusal=refusal,
             metadata={"rid": who.rid, "decision": "reject", "reason": str(refusal.reason)},
-            dialect=parsed.dialect if parsed is not None else None,
+            dialect=parsed.route.dialect if parsed is not None else None,
         )
 
     def _forward(
@@ -216,23 +217,25 @@ class Decisions:
         request = what.request
         cap = chosen.limits.cap_tokens if chosen.limits and chosen.limits.write_cap else None
         usage = what.route.lane.include_usage and request.stream and not request.include_usage_asked
-        body, changed, span = what.parsed.body, what.parsed.decoded, request.model_span
+        body, changed, span = what.parsed.body.data, what.parsed.body.changed, request.edit.model
         if cap is not None or usage:
             edited = edit(body, request, cap=cap, include_usage=usage)
-            body, changed, span = edited.body, True, edited.model_span
-        headers = [("x-kvgate-rid", who.rid), ("x-envoy-max-retries", str(len(plan) - 1))]
+            body, changed, span = edited.data, True, edited.model_span
+        headers = [(HEADER_RID, who.rid), (HEADER_MAX_RETRIES, str(len(plan) - 1))]
         if span is not None:
-            headers.append(("x-kvgate-model-at", f"{span[0]}-{span[1]}"))
+            headers.append((HEADER_MODEL_AT, model_at(*span)))
         if what.route.adapter is not None:
-            headers.append(("x-kvgate-adapter", what.route.adapter))
+            headers.append((HEADER_ADAPTER, what.route.adapter))
         return (body if changed else None), tuple(headers)
 
     def _plan(self, what: Understood, chosen: Place) -> tuple[str, ...]:
-        """The reserved place, then remote targets only: a retry onto a local one would be unreserved."""
+        """The reserved place, then remote targets only: a retry onto a local one would be unreserved.
+
+        A place's cluster bears its name: the replica's, or the remote target's.
+        """
         targets = self._config.targets
         remotes = [name for name in what.chain if targets[name].remote and name != chosen.target]
-        clusters = [cluster_of(targets[chosen.target], chosen.target, chosen.replica)]
-        return (*clusters, *(cluster_of(targets[name], name, name) for name in remotes))
+        return (chosen.replica, *remotes)
 
     def _metadata(
         self, who: Identity, what: Understood, chosen: Place, reserved_at_s: float | None, decision: Decision

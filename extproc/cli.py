@@ -1,0 +1,69 @@
+"""``kvgate``: finds the command and runs it; every command lives in ``extproc.commands``.
+
+Owns the list of commands and the border at which a mistake becomes one line: no command shows a traceback for
+bad input. Commands are imported only when they are called, so that ``kvgate --help`` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from extproc.errors import KvgateError
+
+#: command -> (module in extproc.commands, one line for the overview)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("up", "run the local stack: embedded ledger, agent, ext_proc, Envoy, engines"),
+    "serve": ("serve", "run the ext_proc and access-log service"),
+    "agent": ("agent", "run the node agent"),
+    "check": ("check", "load a configuration as serve would and print every mistake"),
+    "envoy": ("envoy_config", "print the Envoy bootstrap for a configuration"),
+    "count": ("count", "count the tokens of one request body"),
+    "estimate": ("estimate", "memory of a model for a number of tokens"),
+    "plan": ("plan", "which model x quantisation x context fits on a device or a fleet"),
+    "explain": ("explain", "the whole decision for one request body; changes nothing"),
+    "status": ("status", "headroom per replica, device and lane; recent decisions"),
+    "release": ("release", "end one reservation by hand"),
+    "drain": ("drain", "stop or resume new work on a replica"),
+    "ledger": ("ledger", "audit the ledger's sums against its reservations"),
+    "demo": ("demo", "real engines under memory pressure, without and with kvgate"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 done, 1 a problem that was printed, 2 wrong usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = next((word for word in arguments if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(
+        prog="kvgate", description="Admits LLM requests by the GPU memory they will need to their end."
+    )
+    parser.add_argument("--version", action="version", version=f"kvgate {version('kvgate')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    module = None
+    for command, (module_name, line) in COMMANDS.items():
+        sub = commands.add_parser(command, help=line, description=line[0].upper() + line[1:] + ".")
+        if command == name:
+            module = importlib.import_module(f"extproc.commands.{module_name}")
+            module.configure(sub)
+    args = parser.parse_args(arguments)
+    if module is None:
+        parser.error("name a command")
+    try:
+        return int(module.run(args))
+    except KvgateError as error:
+        for line in str(error).splitlines():
+            print(line, file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of our output went away (head, less): nothing is wrong.
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,314 @@
+"""The gRPC side of ``kvgate serve``: ext_proc, the access-log service, health; one event loop, no blocking call.
+
+Owns the translation of messages into exchange events and the guard around each stream: a fault of ours before
+the body answer becomes an immediate JSON error with the reservation released; after it, it is logged and the
+reservation lives on, because only an end record ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Protocol
+
+import grpc
+
+from extproc import wire
+from extproc.accesslog import read
+from extproc.admission import Admission, Pending
+from extproc.completion import Completion
+from extproc.dialects import error_body
+from extproc.exchange import Action, Exchange
+from extproc.gateway.names import ATTRIBUTE_NODE, ATTRIBUTE_PEER, ATTRIBUTES_KEY
+from extproc.mutation import CONTINUES, go_on, refuse
+from extproc.policy.refusals import retry_after_seconds
+from extproc.types import Decision, RequestHead
+from extproc.wire import pb
+
+log = logging.getLogger("kvgate.server")
+
+#: Room above the largest body for headers and framing.
+MESSAGE_SLACK_BYTES = 1024 * 1024
+#: Every response in flight holds one stream.
+MAX_CONCURRENT_STREAMS = 100_000
+#: HTTP/2 keepalive of Envoy's own connections is 5 s; ours only has to notice a host that vanished.
+KEEPALIVE_MS = 20_000
+
+
+class Observer(Protocol):
+    """Who is told about decisions (metrics, spans, the decision log)."""
+
+    def decided(
+        self, decision: Decision, pending: Pending, elapsed_ns: int, metadata: Iterable[tuple[str, str | bytes]] | None
+    ) -> None:
+        """A decision was answered; ``metadata`` is the stream's gRPC metadata with Envoy's trace context."""
+        ...
+
+    def stream_opened(self) -> None:
+        """An ext_proc stream began."""
+        ...
+
+    def stream_closed(self) -> None:
+        """An ext_proc stream ended."""
+        ...
+
+
+class Gate:
+    """Whether this process takes new work; closes on shutdown."""
+
+    __slots__ = ("_changed", "open")
+
+    def __init__(self) -> None:
+        self.open = False
+        self._changed = asyncio.Event()
+
+    def set(self, open_: bool) -> None:
+        """Open or close, and tell whoever watches health."""
+        self.open = open_
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        await self._changed.wait()
+
+
+class Service:
+    """Handlers of one process."""
+
+    def __init__(
+        self, admission: Admission, completion: Completion, observer: Observer, gate: Gate, max_body_bytes: int
+    ) -> None:
+        self._admission = admission
+        self._completion = completion
+        self._observer = observer
+        self._gate = gate
+        self._max_body_bytes = max_body_bytes
+        self._background: set[asyncio.Task[None]] = set()
+        #: Tasks of streams whose answer is written; shutdown ends them without waiting for their responses.
+        self._answered: set[asyncio.Task[Any]] = set()
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Generic handlers under the full method names that Envoy and health checkers call."""
+        return [
+            grpc.method_handlers_generic_handler(
+                wire.EXT_PROC_SERVICE,
+                {
+                    wire.EXT_PROC_PROCESS: grpc.stream_stream_rpc_method_handler(
+                        self.process, pb.ProcessingRequest.FromString, pb.ProcessingResponse.SerializeToString
+                    )
+                },
+            ),
+            grpc.method_handlers_generic_handler(
+                wire.ACCESS_LOG_SERVICE,
+                {
+                    wire.ACCESS_LOG_STREAM: grpc.stream_unary_rpc_method_handler(
+                        self.access_log,
+                        pb.StreamAccessLogsMessage.FromString,
+                        pb.StreamAccessLogsResponse.SerializeToString,
+                    )
+                },
+            ),
+            grpc.method_handlers_generic_handler(
+                wire.HEALTH_SERVICE,
+                {
+                    wire.HEALTH_CHECK: grpc.unary_unary_rpc_method_handler(
+                        self.health_check, pb.HealthCheckRequest.FromString, pb.HealthCheckResponse.SerializeToString
+                    ),
+                    wire.HEALTH_WATCH: grpc.unary_stream_rpc_method_handler(
+                        self.health_watch, pb.HealthCheckRequest.FromString, pb.HealthCheckResponse.SerializeToString
+                    ),
+                },
+            ),
+        ]
+
+    async def process(self, requests: AsyncIterator[pb.ProcessingRequest], context: Any) -> None:
+        """One exchange; stays open to the end of the response, which means nothing to the reservation."""
+        exchange = Exchange(self._max_body_bytes)
+        pending: Pending | None = None
+        written = False
+        owner = ""
+        task = asyncio.current_task()
+        self._observer.stream_opened()
+        try:
+            async for message in requests:
+                stage = message.WhichOneof("request")
+                if stage is None:
+                    continue
+                if stage == "request_headers":
+                    owner = _attribute(message, ATTRIBUTE_NODE)
+                action = self._feed(exchange, message, stage)
+                if action is Action.CONTINUE:
+                    await context.write(CONTINUES[stage])
+                    continue
+                if action is Action.PROTOCOL_ERROR or exchange.head is None:
+                    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"unexpected {stage}")
+                pending = self._admission.begin(exchange.head, owner)
+                started_ns = time.perf_counter_ns()
+                decision, answer = await self._answer(pending, exchange, action, stage)
+                await context.write(answer)
+                written = True
+                if task is not None:
+                    self._answered.add(task)
+                self._observe(decision, pending, time.perf_counter_ns() - started_ns, context)
+        except asyncio.CancelledError:
+            # Shutdown ends answered streams as if they were complete; Envoy's own cancellations go their way.
+            if self._gate.open or not written or task is None:
+                raise
+            task.uncancel()
+        finally:
+            self._observer.stream_closed()
+            if task is not None:
+                self._answered.discard(task)
+            if pending is not None and not written:
+                self._later(self._admission.abandon(pending))
+
+    async def access_log(self, messages: AsyncIterator[pb.StreamAccessLogsMessage], _context: Any) -> Any:
+        """Entries of one Envoy worker and logger; the first message names the Envoy."""
+        owner: str | None = None
+        try:
+            async for message in messages:
+                if owner is None and message.HasField("identifier"):
+                    owner = message.identifier.node.id
+                    self._completion.attach(owner)
+                now_s = time.time()
+                for entry in message.http_logs.log_entry:
+                    record = read(entry, now_s)
+                    if record is not None:
+                        self._completion.record(record, owner or "")
+        finally:
+            if owner is not None:
+                self._completion.detach(owner)
+        return pb.StreamAccessLogsResponse()
+
+    async def health_check(self, _request: pb.HealthCheckRequest, _context: Any) -> pb.HealthCheckResponse:
+        """Whether this process takes new work; independent of Redis, whose absence is a posture, not an illness."""
+        return self._health()
+
+    async def health_watch(self, _request: pb.HealthCheckRequest, context: Any) -> None:
+        """The same, as a stream of changes."""
+        while True:
+            await context.write(self._health())
+            await self._gate.changed()
+
+    async def settle(self) -> None:
+        """End the streams that are answered, then wait for releases that are still on their way."""
+        for task in tuple(self._answered):
+            task.cancel()
+        while self._background:
+            await asyncio.gather(*tuple(self._background), return_exceptions=True)
+
+    def _health(self) -> pb.HealthCheckResponse:
+        status = pb.HealthCheckResponse.SERVING if self._gate.open else pb.HealthCheckResponse.NOT_SERVING
+        return pb.HealthCheckResponse(status=status)
+
+    def _feed(self, exchange: Exchange, message: pb.ProcessingRequest, stage: str) -> Action:
+        if stage == "request_headers":
+            return exchange.headers(head_of(message), last=message.request_headers.end_of_stream)
+        if stage == "request_body":
+            return exchange.body_piece(message.request_body.body, last=message.request_body.end_of_stream)
+        if stage == "request_trailers":
+            return exchange.request_trailers()
+        return exchange.response_message()
+
+    async def _answer(
+        self, pending: Pending, exchange: Exchange, action: Action, stage: str
+    ) -> tuple[Decision, pb.ProcessingResponse]:
+        try:
+            if not self._gate.open:
+                decision = self._admission.not_ready(pending)
+            elif action is Action.TOO_LARGE:
+                decision = self._admission.too_large(pending)
+            else:
+                decision = await self._admission.decide(pending, exchange.body)
+            return decision, render(decision, stage, pending.head)
+        except Exception:
+            # The outer border of one request: whatever it was, the client gets an answer and nothing stays reserved.
+            log.exception("decision failed", extra={"rid": pending.who.rid})
+            self._later(self._admission.abandon(pending))
+            decision = self._admission.failed(pending)
+            return decision, render(decision, stage, pending.head)
+
+    def _observe(self, decision: Decision, pending: Pending, elapsed_ns: int, context: Any) -> None:
+        try:
+            self._observer.decided(decision, pending, elapsed_ns, context.invocation_metadata())
+        except Exception:
+            # Telemetry never costs a request its answer.
+            log.exception("telemetry failed", extra={"rid": pending.who.rid})
+
+    def _later(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def render(decision: Decision, stage: str, head: RequestHead) -> pb.ProcessingResponse:
+    """The message for ``decision``; refusals in the client's dialect."""
+    refusal = decision.refusal
+    if refusal is None:
+        return go_on(decision, stage=stage)
+    retry_ms = refusal.retry_after_ms
+    body, headers = error_body(
+        decision.dialect,
+        head=head,
+        status=refusal.status,
+        reason=str(refusal.reason),
+        code=refusal.code,
+        message=refusal.message,
+        param=refusal.param,
+        retry_after_ms=retry_ms,
+        retry_after_s=retry_after_seconds(retry_ms) if retry_ms is not None else None,
+    )
+    return refuse(decision, status=refusal.status, headers=headers, body=body)
+
+
+def head_of(message: pb.ProcessingRequest) -> RequestHead:
+    """The HTTP head in a request-headers message; repeated headers are joined, the query string is cut off."""
+    headers: dict[str, str] = {}
+    pseudo: dict[str, str] = {}
+    for header in message.request_headers.headers.headers:
+        value = header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value
+        if header.key.startswith(":"):
+            pseudo[header.key] = value
+        elif header.key in headers:
+            headers[header.key] = f"{headers[header.key]}, {value}"
+        else:
+            headers[header.key] = value
+    return RequestHead(
+        method=pseudo.get(":method", ""),
+        path=pseudo.get(":path", "/").partition("?")[0],
+        headers=headers,
+        request_id=headers.get("x-request-id", ""),
+        peer_address=_attribute(message, ATTRIBUTE_PEER).rpartition(":")[0].strip("[]"),
+    )
+
+
+def _attribute(message: pb.ProcessingRequest, name: str) -> str:
+    if ATTRIBUTES_KEY not in message.attributes:
+        return ""
+    fields = message.attributes[ATTRIBUTES_KEY].fields
+    return str(fields[name].string_value) if name in fields else ""
+
+
+async def start(
+    service: Service, listen: str, max_body_bytes: int, on_bound: Callable[[str], None] = lambda _: None
+) -> grpc.aio.Server:
+    """Bind ``listen`` (``unix:PATH`` or host:port, port 0 for any) and serve."""
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", max_body_bytes + MESSAGE_SLACK_BYTES),
+            ("grpc.max_send_message_length", max_body_bytes + MESSAGE_SLACK_BYTES),
+            ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+            ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+            ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    server.add_generic_rpc_handlers(service.handlers())
+    port = server.add_insecure_port(listen)
+    await server.start()
+    on_bound(listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}")
+    return server
