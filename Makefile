@@ -48,11 +48,8 @@ bench: $(VENV)/.dev ## Added latency and CPU per request, ledger operations per 
 	$(BIN)/python -m tests.bench $(ARGS)
 
 check: $(VENV)/.dev ## Format, lint, types, import contracts, spelling
-	$(BIN)/ruff format --check
-	$(BIN)/ruff check
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/codespell
+	@status=0; for tool in "ruff format --check --output-format=concise" "ruff check --output-format=concise" \
+	  mypy lint-imports codespell; do echo "-- $$tool"; $(BIN)/$$tool || status=1; done; exit $$status
 
 format: $(VENV)/.dev ## Format and fix what can be fixed mechanically
 	$(BIN)/ruff format

@@ -14,7 +14,9 @@ from tests.docs.reference import ROOT, table_rows
 
 ROWS = table_rows("operations.md")
 REASONS = {str(reason): str(row[0]) for reason, row in TABLE.items()}
-COMMANDS = {module.name for module in pkgutil.iter_modules(extproc.commands.__path__) if not module.name.startswith("_")}
+COMMANDS = {
+    module.name for module in pkgutil.iter_modules(extproc.commands.__path__) if not module.name.startswith("_")
+}
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
