@@ -35,7 +35,7 @@ class EngineRules:
     """Rules of one engine from one version on.
 
     ``block_tokens`` is the engine's default block; ``null_blocks`` are never usable; ``concurrent_batches`` multiplies
-    the tokens in flight that sliding layers must hold; ``token_line`` says what the logged KV size in tokens means;
+    the tokens in flight that sliding layers must hold; ``size_line`` says what the logged KV size in tokens means;
     ``state_dtype_ssm`` and ``state_dtype_conv`` are element types of recurrent states (``model``: the model's own);
     ``shares_prompt`` tells that sequences of one prompt share its whole blocks; ``swa_ratio`` is the sliding pool's
     size against the full one; ``kv_bytes_override`` the bytes per element an estimator uses instead of the exact ones.
@@ -49,7 +49,7 @@ class EngineRules:
     source: str
     null_blocks: int = 0
     concurrent_batches: int = 1
-    token_line: str = "blocks"  # "blocks" | "max_concurrency"
+    size_line: str = "blocks"  # "blocks" | "max_concurrency"
     state_dtype_conv: str = "model"
     state_dtype_ssm: str = "f32"
     state_in_pool: bool = False
@@ -78,11 +78,11 @@ _VLLM = (
     # Delta-net states are f32 from here on (0.10.2 logged a 544-token block that only bf16 explains).
     replace(_VLLM_V1, since=(0, 11), state_dtype_ssm="f32"),
     # The logged token figure becomes max_concurrency x max_model_len.
-    replace(_VLLM_V1, since=(0, 20), state_dtype_ssm="f32", token_line="max_concurrency"),
+    replace(_VLLM_V1, since=(0, 20), state_dtype_ssm="f32", size_line="max_concurrency"),
     # CUDA graphs come out of the budget by default (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS).
-    replace(_VLLM_V1, since=(0, 21), state_dtype_ssm="f32", token_line="max_concurrency", graphs_in_budget=True),
+    replace(_VLLM_V1, since=(0, 21), state_dtype_ssm="f32", size_line="max_concurrency", graphs_in_budget=True),
     # Asynchronous scheduling: two batches in flight while a sliding layer frees blocks.
-    replace(_VLLM_V1, since=(0, 30), state_dtype_ssm="f32", token_line="max_concurrency", graphs_in_budget=True,
+    replace(_VLLM_V1, since=(0, 30), state_dtype_ssm="f32", size_line="max_concurrency", graphs_in_budget=True,
             concurrent_batches=2, utilization=0.92,
             source="vllm 0.33.0 v1/core/kv_cache_utils.py, v1/worker/gpu_worker.py"),
 )  # fmt: skip

@@ -147,9 +147,7 @@ class Geometry:
 def grouped(layers: Sequence[LayerGroup | None]) -> tuple[tuple[LayerGroup, ...], tuple[int, ...]]:
     """Groups and layer map of a list with one entry per layer (None: caches nothing; each entry's ``layers`` is 1)."""
     order: dict[LayerGroup, int] = {}
-    layer_map = []
-    for layer in layers:
-        layer_map.append(-1 if layer is None else order.setdefault(layer, len(order)))
+    layer_map = [-1 if layer is None else order.setdefault(layer, len(order)) for layer in layers]
     counts = [layer_map.count(i) for i in range(len(order))]
     return tuple(replace(g, layers=n) for g, n in zip(order, counts, strict=True)), tuple(layer_map)
 

@@ -35,7 +35,7 @@ _KIND_NAMES: Mapping[str, str] = {
 
 #: Families whose ``sliding_window`` applies to every layer that no list or interval says otherwise of.
 _SLIDING_ALL = frozenset(
-    {"mistral", "mixtral", "starcoder2", "phi3", "phimoe", "ministral", "ministral3", "mistral4", ""}
+    {"mistral", "mixtral", "starcoder2", "phi3", "phimoe", "ministral", "ministral3", "mistral4"}
 )
 #: Families that carry ``sliding_window`` and switch it on with ``use_sliding_window`` only.
 _SLIDING_SWITCHED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl",
@@ -372,8 +372,10 @@ def _kv_heads(fields: Fields, index: int) -> int:
         return fields.mapping("attn_config").integer(
             "num_key_value_heads", fields.integer("num_attention_heads", minimum=1)
         )
-    # Absent means one KV head per query head, as in every transformers class.
-    return fields.integer("num_key_value_heads", fields.integer("num_attention_heads", minimum=1), minimum=1)
+    if not fields.has("num_key_value_heads"):
+        # Absent means one KV head per query head, as in every transformers class.
+        return fields.integer("num_attention_heads", minimum=1)
+    return fields.integer("num_key_value_heads", minimum=1)
 
 
 def _head_dim(fields: Fields) -> int:
@@ -383,6 +385,11 @@ def _head_dim(fields: Fields) -> int:
     if hidden % heads:
         raise fields.fault("head_dim", f"is missing and hidden_size {hidden} does not divide by {heads} heads")
     return hidden // heads
+
+
+def state_shape(config: Mapping[str, object], where: str) -> StateShape:
+    """Recurrent state of one layer from the state fields alone (models given by groups instead of a layer list)."""
+    return _state(text_fields(config, where))
 
 
 def _state(fields: Fields) -> StateShape:

@@ -36,7 +36,8 @@ def _latent_row(group: LayerGroup, types: KvTypes, tp: int, mla: str) -> int:
     if mla == "heads" and group.mha_heads:
         heads = shard_heads(group.mha_heads, tp)
         return types.k.row_bytes(heads * group.mha_k_dim) + types.v.row_bytes(heads * group.mha_v_dim)
-    packed = MLA_ROW_BYTES.get(types.k.name)
+    # Sparse MLA (a group with an indexer) has no plain fp8 page: engines pack it as fp8_ds_mla.
+    packed = MLA_ROW_BYTES.get("fp8_ds_mla" if types.k.name == "fp8" and group.extra_row_bytes else types.k.name)
     latent = packed if packed is not None else types.k.row_bytes(group.k_dim, 1)
     if mla == "latent_kv":
         # Mid-2025 llama.cpp builds keep a V of the latent without its rope part.

@@ -1,0 +1,105 @@
+"""The memory formulas against figures that engines logged; rows from elsewhere by ``KVGATE_GROUND_TRUTH``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ground_truth.runner import KV_CHECKS, SHIPPED, Row, Summary, load_rows, p90, run_row, run_rows
+
+
+@pytest.fixture(scope="module")
+def summary() -> Summary:
+    """All rows, one printed line each even when everything passes."""
+    stream = sys.__stdout__ or sys.stdout
+    return run_rows(load_rows(), lambda line: print(line, file=stream, flush=True))
+
+
+def test_rows_pass_by_the_exit_rule(summary: Summary) -> None:
+    """At least 95 % of the counted rows pass and none is under-counted beyond its bound."""
+    failed = [r.line for r in summary.results if r.verdict in ("fail", "error")]
+    assert summary.ok, "\n".join(failed)
+
+
+def test_kv_error_is_within_a_thousandth_at_the_median(summary: Summary) -> None:
+    """KV figures of all engines: median error at most 0.1 %."""
+    errors = summary.errors(KV_CHECKS)
+    assert not errors or statistics.median(errors) <= 0.1
+
+
+def test_weight_error_without_effective_bits(summary: Summary) -> None:
+    """Weights from the format alone: at most 3 % at the median and 12 % at the 90th percentile."""
+    errors = summary.blind_weight_errors()
+    assert not errors or (statistics.median(errors) <= 3.0 and p90(errors) <= 12.0)
+
+
+def test_compute_buffers_are_within_nine_percent(summary: Summary) -> None:
+    """llama.cpp compute buffers: every counted row within 9 %."""
+    assert all(e <= 9.0 for e in summary.errors({"compute_buffer"}))
+
+
+# --- the runner itself -------------------------------------------------------------------------------------
+
+
+def _row(**changes: object) -> Row:
+    base = {
+        "id": "r", "engine": "llama.cpp", "engine_version": None, "model": "m", "kv_dtype": "f16", "n_ctx": 2048, "tp": 1,
+        "config": {"num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128}, "check": "llama_kv", "inputs": {},
+        "expected": {"metric": "kv_mib", "value": 256, "tol_pct": 0.5},
+    }  # fmt: skip
+    return Row(base | changes)
+
+
+def test_a_row_outside_its_tolerance_fails() -> None:
+    """A wrong figure is reported as a failure, with both figures."""
+    result = run_row(_row(expected={"metric": "kv_mib", "value": 300, "tol_pct": 0.5}))
+    assert (result.verdict, result.counted, result.got) == ("fail", True, 256)
+
+
+def test_a_known_mismatch_may_fail() -> None:
+    """An unexplained row is marked and not counted."""
+    result = run_row(_row(expected={"metric": "kv_mib", "value": 300, "tol_pct": 0.5}, known_mismatch="why"))
+    assert (result.verdict, result.counted) == ("mismatch", False)
+
+
+def test_a_circular_row_is_not_counted() -> None:
+    """A row whose figure went into its inputs runs and proves nothing."""
+    result = run_row(_row(circular="fitted"))
+    assert (result.verdict, result.counted) == ("pass", False)
+
+
+def test_a_row_that_cannot_be_computed_is_an_error_not_a_pass() -> None:
+    """A configuration that is not understood counts against the file."""
+    summary = Summary((run_row(_row(config={"num_hidden_layers": 32})),))
+    assert (summary.results[0].verdict, summary.ok) == ("error", False)
+
+
+def test_under_counting_fails_the_file_though_most_rows_pass() -> None:
+    """One unflagged row that is 2 % under fails a file in which 99 % pass."""
+    good = [run_row(_row(id=str(i))) for i in range(99)]
+    bad = run_row(_row(expected={"metric": "kv_mib", "value": 262, "tol_pct": 0.5}))
+    summary = Summary((*good, bad))
+    assert (summary.pass_share, [r.id for r in summary.under_counted], summary.ok) == (0.99, ["r"], False)
+
+
+def test_a_capacity_above_the_report_is_an_under_count() -> None:
+    """Too many tokens in the pool is memory under-counted: the sign says so."""
+    row = _row(engine="vllm", check="vllm_tokens", kv_dtype="bf16", inputs={"num_blocks": 110},
+               expected={"metric": "gpu_kv_tokens", "value": 1600, "tol_pct": 0.5})  # fmt: skip
+    error = run_row(row).error_pct
+    assert error is not None
+    assert error == pytest.approx(-10.0)
+
+
+def test_rows_from_elsewhere_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KVGATE_GROUND_TRUTH names another file of the same format."""
+    other = tmp_path / "rows.json"
+    other.write_text(json.dumps(json.loads(SHIPPED.read_text("utf-8"))[:3]))
+    monkeypatch.setenv("KVGATE_GROUND_TRUTH", str(other))
+    lines: list[str] = []
+    assert len(run_rows(load_rows(), lines.append).results) == 3
+    assert lines[0].startswith("vllm-qwen2-7b-tp1-50: gpu_kv_tokens expected 464848 got ")
