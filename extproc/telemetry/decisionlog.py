@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from extproc.errors import LedgerDown
+from extproc.ledger.keys import decisions_key
 from extproc.telemetry.record import Record, figures_of
 
 log = logging.getLogger("kvgate.decisionlog")
@@ -40,11 +41,6 @@ PAGE_ENTRIES = 200
 DECISION_FIELD, END_FIELD = "decision", "end"
 
 _Entry = tuple[str, Record]
-
-
-def decisions_key(pool: str) -> str:
-    """Key of the pool's decision log; it carries the pool's hash tag like every key of the ledger."""
-    return f"kvgate:{{{pool}}}:decisions"
 
 
 def end_record(

@@ -72,7 +72,8 @@ class _CompletionChildren:
 
     count: Counter
     output_tokens: Histogram
-    error_tokens: Histogram
+    over_tokens: Histogram
+    under_tokens: Histogram
     first_byte: Histogram
     duration: Histogram
 
@@ -168,7 +169,8 @@ class Metrics:
         if output_tokens is not None and ended == "complete":
             children.output_tokens.observe(output_tokens)
             if expected_output_tokens is not None:
-                children.error_tokens.observe(output_tokens - expected_output_tokens)
+                error = output_tokens - expected_output_tokens
+                (children.over_tokens if error > 0 else children.under_tokens).observe(abs(error))
         if first_byte_s is not None:
             children.first_byte.observe(first_byte_s)
         if duration_s is not None:
@@ -275,7 +277,8 @@ class Metrics:
         children = _CompletionChildren(
             count=self._counters[names.COMPLETIONS].labels(ended, lane_label, target_label),
             output_tokens=self._histograms[names.OUTPUT_TOKENS].labels(target_label),
-            error_tokens=self._histograms[names.OUTPUT_ERROR_TOKENS].labels(target_label),
+            over_tokens=self._histograms[names.OUTPUT_ERROR_TOKENS].labels(target_label, "over"),
+            under_tokens=self._histograms[names.OUTPUT_ERROR_TOKENS].labels(target_label, "under"),
             first_byte=self._histograms[names.FIRST_BYTE_SECONDS].labels(target_label),
             duration=self._histograms[names.REQUEST_SECONDS].labels(target_label),
         )

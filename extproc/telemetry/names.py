@@ -19,8 +19,8 @@ SLOW_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1
 TOKENS: Final = (64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0)
 #: KV blocks of one request.
 BLOCKS: Final = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0)
-#: Tokens, actual minus expected: below zero the request took less than it had reserved.
-ERROR_TOKENS: Final = (-16384.0, -4096.0, -1024.0, -256.0, -64.0, 0.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
+#: Tokens between actual and expected output.
+ERROR_TOKENS: Final = (0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
 
 
 @dataclass(
@@ -90,7 +90,11 @@ OUTPUT_TOKENS = Metric(
     "kvgate_output_tokens", "histogram", "Output tokens of a completed request.", ("target",), TOKENS
 )
 OUTPUT_ERROR_TOKENS = Metric(
-    "kvgate_output_error_tokens", "histogram", "Output tokens, actual minus expected.", ("target",), ERROR_TOKENS
+    "kvgate_output_error_tokens",
+    "histogram",
+    "Distance of a completed request's output from what was expected; `over` took more than it had reserved for.",
+    ("target", "direction"),
+    ERROR_TOKENS,
 )
 FIRST_BYTE_SECONDS = Metric(
     "kvgate_first_byte_seconds", "histogram", "Request start to the upstream's first byte.", ("target",), SLOW_S
