@@ -7,8 +7,8 @@ host's now", which an implementation turns into the ledger's clock as ``now - ag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -24,6 +24,20 @@ COOLING_S = 1.5
 SCRAPE_GRACE_S = 1.5
 #: Bypass once seen is assumed for this long.
 BYPASS_MEMORY_S = 30.0
+#: Who has listened this long without a pause and heard nothing of an orphan may end it (5 s were too short).
+SILENCE_S = 10.0
+#: After lost data a replica is unknown at most this long.
+LOSS_UNKNOWN_S = 60.0
+#: A scrape proves a replica after lost data if it began this many periodic intervals after the loss.
+LOSS_PERIODS = 3
+#: An orphan is gone if an idle engine's scrape began this long after it was made ...
+IDLE_AFTER_S = 5.0
+#: ... and no record of it was seen in this long before that scrape.
+IDLE_SILENT_S = 2.5
+#: The lane's keep-free blocks are at most this share of the pool.
+KEEP_FREE_SHARE = 0.25
+#: A refused candidate's retry time looks at most at this many reservations, earliest expected end first.
+RETRY_WALK = 64
 
 
 class State(StrEnum):
@@ -56,7 +70,11 @@ CLEAN_ENDS = frozenset({Ended.COMPLETE, Ended.UNSENT, Ended.VOIDED, Ended.OPERAT
 
 
 class ReplicaState(StrEnum):
-    """What a replica is to the scheduler; everything but ``ready`` admits nothing."""
+    """What a replica is to the scheduler; everything but ``ready`` and ``stale`` admits nothing.
+
+    ``stale``: the last report is between ``fresh_s`` and ``unknown_s`` old, so the ledger alone decides, with the last
+    foreign figure and without the engine's queue.
+    """
 
     READY = "ready"
     DRAINING = "draining"
@@ -73,7 +91,7 @@ class Reservation:
     ``need`` is what was reserved; ``cap_blocks`` what the request takes if it runs to its cap (on engines whose
     overflow is fatal both are equal); ``cap_s`` the longest it can run: its cap at the replica's slowest
     measured rate, after which an orphan is given up. ``devices`` are the UUIDs that ``need.vram_bytes`` is
-    taken from, in the same order.
+    taken from, in the same order. ``expected_s`` is how long it is expected to run (for retry times only).
     """
 
     rid: str
@@ -91,6 +109,7 @@ class Reservation:
     cap_blocks: int
     cap_s: float
     devices: tuple[str, ...] = ()
+    expected_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +120,8 @@ class Candidate:
     and the operator declared ``noAgent: ledgerOnly``; ``keep_free_blocks`` is the lane's kvReserve (an
     implementation caps it at 25 % of the pool); ``prefill_rate`` tokens/s and ``prefill_capacity_tokens``
     (TTFT budget x rate) bound the leaky bucket, None turns it off; ``lane_share`` and ``lane_yields_at`` are
-    fractions of the pool.
+    fractions of the pool, the latter of what all other lanes hold. ``expected_s`` is how long the request is expected
+    to run there; None derives it from ``cap_s`` and the expected share of the cap.
     """
 
     target: str
@@ -121,13 +141,16 @@ class Candidate:
     max_waiting: int | None = None
     lane_share: float | None = None
     lane_yields_at: float | None = None
+    expected_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveRequest:
     """One decision: reserve on the first candidate that has room for everything, or on none.
 
-    ``force`` (shadow mode) reserves on the first local candidate whatever its headroom. ``lease_s`` starts now.
+    ``force`` (shadow mode) reserves on the first local candidate whatever its headroom; the verdicts stay those of a
+    normal decision (the first without ``refused_by`` is what it would have been). ``lease_s`` starts now. ``rid`` holds
+    no control character and no ``~`` (the ledger's own suffix).
     ``fresh_s``/``unknown_s`` are the ages at which a replica's report stops being fresh and becomes unknown.
     """
 
@@ -167,12 +190,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class ReserveResult:
-    """``chosen`` indexes the candidates (None: refused everywhere); a repeated rid returns its first answer."""
+    """``chosen`` indexes the candidates (None: refused everywhere); a repeated rid returns its first choice.
+
+    Refusals are not remembered: the same rid may try again. ``ended``: the rid has ended (an end record or a
+    compensating release came first), so nothing was reserved and the request is not to be sent.
+    """
 
     chosen: int | None
     verdicts: tuple[Verdict, ...]
     now_s: float
     degraded: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +241,14 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class EndResult:
-    """Whether this call was the one that ended it, and the reservation it had (None: unknown or ended before)."""
+    """Whether this call was the one that ended it, and the reservation it had (None: unknown or ended before).
+
+    ``kept``: the ledger was away; the end is remembered here and sent when it is back.
+    """
 
     released: bool
     reservation: Reservation | None
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +310,12 @@ class PublishResult:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One replica in a snapshot: its last report and the ledger's own sums."""
+    """One replica in a snapshot: its last report and the ledger's own sums.
+
+    ``headroom_blocks`` is against the whole pool: a candidate's watermark is not known here. ``over_admissions`` is
+    the sum of its three causes: adopted or moved reservations that did not fit, reservations that outgrew their
+    prediction, foreign growth.
+    """
 
     report: ReplicaReport | None
     replica: str
@@ -295,6 +332,11 @@ class ReplicaView:
     orphaned: int
     over_admissions: int
     drained_by_operator: bool = False
+    bypass: bool = False
+    over_adopted: int = 0
+    over_grew: int = 0
+    over_foreign: int = 0
+    lane_blocks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +349,8 @@ class LedgerSnapshot:
     devices: dict[str, DeviceReport]
     device_reserved_bytes: dict[str, int]
     epoch: str
+    live_sidecars: int = 0
+    loss_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +418,10 @@ class Ledger(Protocol):
 
     async def audit(self) -> list[AuditLine]:
         """Every stored sum beside the same sum recomputed from the reservations."""
+        ...
+
+    async def heartbeat(self, instance: str, ttl_s: float) -> int:
+        """This sidecar lives for ``ttl_s`` more (0: it leaves); returns how many live, for posture ``share``."""
         ...
 
     async def close(self) -> None:

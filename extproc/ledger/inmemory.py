@@ -1,0 +1,81 @@
+"""The ledger of a single sidecar without Redis: the reference behind the protocol; its data dies with the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from extproc.ledger.base import (
+    AuditLine,
+    DeviceReport,
+    End,
+    EndResult,
+    LedgerSnapshot,
+    LiveReservation,
+    PublishResult,
+    ReplicaReport,
+    ReserveRequest,
+    ReserveResult,
+    Upsert,
+)
+from extproc.ledger.reference import ReferenceLedger
+
+
+class InMemoryLedger:
+    """The reference behind the ``Ledger`` protocol; ``clock`` returns seconds and is the ledger's clock."""
+
+    def __init__(self, clock: Callable[[], float], *, fresh: bool = True, periodic_s: float = 1.0) -> None:
+        self.reference = ReferenceLedger(fresh=fresh, periodic_s=periodic_s)
+        self._clock = clock
+
+    async def time_s(self) -> float:
+        """The ledger's clock."""
+        return self._clock()
+
+    async def reserve(self, request: ReserveRequest) -> ReserveResult:
+        """See ``Ledger.reserve``."""
+        return self.reference.reserve(request, self._clock())
+
+    async def renew(self, records: Sequence[Upsert]) -> list[bool]:
+        """See ``Ledger.renew``."""
+        return self.reference.renew(records, self._clock())
+
+    async def end(self, ends: Sequence[End]) -> list[EndResult]:
+        """See ``Ledger.end``."""
+        return self.reference.end(ends, self._clock())
+
+    async def reap(self, *, listening_since_s: float | None = None, owners: Sequence[str] = ()) -> int:
+        """See ``Ledger.reap``."""
+        total, more = 0, True
+        while more:
+            released, more = self.reference.reap(self._clock(), listening_since_s=listening_since_s, owners=owners)
+            total += released
+        return total
+
+    async def publish(
+        self, replicas: Sequence[ReplicaReport], devices: Sequence[DeviceReport], ttl_s: float
+    ) -> PublishResult:
+        """See ``Ledger.publish``."""
+        return self.reference.publish(replicas, devices, ttl_s, self._clock())
+
+    async def snapshot(self) -> LedgerSnapshot:
+        """See ``Ledger.snapshot``."""
+        return self.reference.snapshot(self._clock())
+
+    async def reservations(self, replica: str) -> list[LiveReservation]:
+        """See ``Ledger.reservations``."""
+        return self.reference.reservations(replica)
+
+    async def drain(self, replica: str, on: bool) -> None:
+        """See ``Ledger.drain``."""
+        self.reference.drain(replica, on)
+
+    async def audit(self) -> list[AuditLine]:
+        """See ``Ledger.audit``."""
+        return self.reference.audit()
+
+    async def heartbeat(self, instance: str, ttl_s: float) -> int:
+        """See ``Ledger.heartbeat``."""
+        return self.reference.heartbeat(instance, ttl_s, self._clock())
+
+    async def close(self) -> None:
+        """Nothing to give back."""

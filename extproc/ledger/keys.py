@@ -1,0 +1,36 @@
+"""Every key name of the ledger, built here and nowhere else.
+
+All keys of one pool carry the hash tag ``{pool}``, so that they share one slot of a Redis Cluster; several pools
+spread over its nodes. Lua scripts take the whole list, in this order, through KEYS.
+"""
+
+from __future__ import annotations
+
+PREFIX = "kvgate"
+
+#: The scripts' keys in the order of KEYS[1..14]; the head of ``lua/_lib.lua`` says what each holds.
+SCRIPT_KEYS = (
+    "meta", "res", "idx", "due", "join", "sum", "lane", "rep", "dev", "devx", "devp", "ended", "orph", "alive",
+)  # fmt: skip
+
+
+def key(pool: str, name: str) -> str:
+    """One key of a pool; ValueError for a pool name that would break the hash tag."""
+    if not pool or "{" in pool or "}" in pool:
+        raise ValueError(f"ledger pool {pool!r}: a pool name is not empty and holds no braces")
+    return f"{PREFIX}:{{{pool}}}:{name}"
+
+
+def script_keys(pool: str) -> list[str]:
+    """The KEYS of every script of one pool."""
+    return [key(pool, name) for name in SCRIPT_KEYS]
+
+
+def decisions_key(pool: str) -> str:
+    """The capped stream of decision records."""
+    return key(pool, "decisions")
+
+
+def pattern(pool: str) -> str:
+    """The key pattern of an ACL rule that covers exactly one pool."""
+    return key(pool, "*")

@@ -1,0 +1,234 @@
+-- Shared by every script of the ledger; the loader puts it in front of the operation's own file.
+--
+-- KEYS (the same list for every script, built in keys.py; all carry the hash tag {pool}):
+--    1 meta   hash   epoch, loss_us, schema
+--    2 res    hash   rid -> record R (live) or tombstone T, msgpack arrays
+--    3 idx    zset   lex: replica | expected end | blocks | sequences | lane | rid; one entry per live reservation
+--    4 due    zset   rid by the time (us) at which something happens to it by itself:
+--                    reserved: its lease; orphaned: its cap; cooling: its release; tombstone: its removal
+--    5 join   zset   lex: owner | request id | rid, for ends that do not know the rid
+--    6 sum    hash   replica -> sums S
+--    7 lane   hash   lane -> live reservations
+--    8 rep    hash   replica -> report P
+--    9 dev    hash   device -> report D
+--   10 devx   zset   lex: device | rid | bytes; allocations that no scrape of the device can have seen yet
+--   11 devp   hash   device -> sum of the bytes in devx
+--   12 ended  zset   lex: replica | ended | rid; one entry per tombstone
+--   13 orph   zset   lex: owner | rid; one entry per orphaned reservation
+--   14 alive  zset   instance by the time (us) its heartbeat lapses
+-- ARGV[1] '' or, in tests only, the clock in us; ARGV[2] the operation's msgpack payload.
+-- Units: every time is microseconds on the server's clock, an integer below 2^53, so a Lua number holds it exactly;
+-- it is never concatenated (that would keep 14 digits) but formatted by stamp(). -1 stands for "not known".
+-- Invariant of all scripts: sum and lane equal the sums over the live records of res; idx, due and join hold exactly
+-- one entry per live record (join: per one that has not ended).
+
+local META, RES, IDX, DUE, JOIN, SUM, LANE, REP = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local DEV, DEVX, DEVP, ENDED, ORPH, ALIVE = KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+
+local SCHEMA = 1
+local SEP, AFTER = '\31', '\32'
+local TOMBSTONE_US, GRACE_US, BYPASS_US = 60000000, 1500000, 30000000
+local SILENCE_US, LOSS_US = 10000000, 60000000
+
+-- R, a live reservation
+local STATE, TARGET, REPLICA, LANE_OF, OWNER, REQUEST, KLASS, MADE = 1, 2, 3, 4, 5, 6, 7, 8
+local KV, INPUT, KVBYTES, PREFILL, SEQS, IN_TOKENS, OUT_TOKENS, MAX_OUT = 9, 10, 11, 12, 13, 14, 15, 16
+local CAP_BLOCKS, CAP_US, EXPECTED_US, VRAM = 17, 18, 19, 20
+local CURRENT, LEASE, FIRST, SEEN, ENDED_AT, AHEAD, POOL_THEN, COMMITTED_THEN, HOW = 21, 22, 23, 24, 25, 26, 27, 28, 29
+-- T, a tombstone: 't', how, replica, made, current blocks, input blocks, sequences, first byte, ended, vram
+-- S, sums of a replica
+local S_KV, S_SEQ, S_N, S_ORPHANS, S_LEVEL, S_AT, S_RATE = 1, 2, 3, 4, 5, 6, 7
+local S_OVER_ADOPTED, S_OVER_GREW, S_OVER_FOREIGN, S_DRAINED, S_LANES = 8, 9, 10, 11, 12
+-- P, the report of a replica
+local P_STATE, P_START, P_END, P_CAPACITY, P_WAITING, P_MAXSEQ, P_EXPIRES = 1, 2, 3, 4, 5, 6, 7
+local P_FOREIGN, P_BYPASS, P_MODE, P_PROVEN, P_BLOB = 8, 9, 10, 11, 12
+-- D, the report of a device: state, scrape start, free bytes, expires, blob
+
+local pack, unpack_one = cmsgpack.pack, cmsgpack.unpack
+local call, format, floor, max, min = redis.call, string.format, math.floor, math.max, math.min
+
+local function stamp(us) return format('%016.0f', us) end
+
+local function clock()
+  if ARGV[1] ~= '' then return tonumber(ARGV[1]) end
+  local t = call('TIME')
+  return tonumber(t[1]) * 1000000 + tonumber(t[2])
+end
+
+-- The pool's epoch and the time its data was last found lost; a missing epoch is a loss seen now.
+local function pool(now, declared_new)
+  local m = call('HMGET', META, 'epoch', 'loss_us', 'schema')
+  if m[1] then
+    if tonumber(m[3]) > SCHEMA then error('KVGATE_SCHEMA the ledger is of schema ' .. m[3]) end
+    return m[1], tonumber(m[2])
+  end
+  local loss = declared_new and 0 or now
+  call('HSET', META, 'epoch', stamp(now), 'loss_us', stamp(loss), 'schema', SCHEMA)
+  return stamp(now), loss
+end
+
+local sums, sums_changed, reps, reps_changed = {}, {}, {}, {}
+
+local function sum_of(replica)
+  local s = sums[replica]
+  if not s then
+    local raw = call('HGET', SUM, replica)
+    s = raw and unpack_one(raw) or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {}}
+    sums[replica] = s
+  end
+  return s
+end
+
+local function rep_of(replica)
+  local p = reps[replica]
+  if p == nil then
+    local raw = call('HGET', REP, replica)
+    p = raw and unpack_one(raw) or false
+    reps[replica] = p
+  end
+  return p
+end
+
+-- Every script that changes anything ends with this.
+local function flush()
+  for replica in pairs(sums_changed) do call('HSET', SUM, replica, pack(sums[replica])) end
+  for replica in pairs(reps_changed) do call('HSET', REP, replica, pack(reps[replica])) end
+end
+
+local function index_entry(rid, r)
+  return r[REPLICA] .. SEP .. stamp(r[MADE] + r[EXPECTED_US]) .. SEP .. format('%.0f', r[CURRENT]) .. SEP
+    .. format('%.0f', r[SEQS]) .. SEP .. r[LANE_OF] .. SEP .. rid
+end
+
+local function add_stock(r, sign)
+  local s = sum_of(r[REPLICA])
+  sums_changed[r[REPLICA]] = true
+  s[S_KV], s[S_SEQ], s[S_N] = s[S_KV] + sign * r[CURRENT], s[S_SEQ] + sign * r[SEQS], s[S_N] + sign
+  local blocks = (s[S_LANES][r[LANE_OF]] or 0) + sign * r[CURRENT]
+  s[S_LANES][r[LANE_OF]] = blocks ~= 0 and blocks or nil
+  if call('HINCRBY', LANE, r[LANE_OF], sign) <= 0 then call('HDEL', LANE, r[LANE_OF]) end
+  return s
+end
+
+-- Device bytes stay pending until a scrape that began later has seen them, or seen them gone (publish).
+local function add_vram(rid, vram)
+  for i = 1, #vram, 2 do
+    if vram[i + 1] > 0 then
+      local bytes = format('%.0f', vram[i + 1])
+      if call('ZADD', DEVX, 0, vram[i] .. SEP .. rid .. SEP .. bytes) == 1 then
+        call('HINCRBY', DEVP, vram[i], bytes)
+      end
+    end
+  end
+end
+
+local function settle_vram(device, entry, bytes)
+  if call('ZREM', DEVX, entry) == 1 and call('HINCRBY', DEVP, device, '-' .. bytes) <= 0 then
+    call('HDEL', DEVP, device)
+  end
+end
+
+local function insert(rid, r)
+  local s = add_stock(r, 1)
+  call('HSET', RES, rid, pack(r))
+  call('ZADD', IDX, 0, index_entry(rid, r))
+  call('ZADD', DUE, r[LEASE], rid)
+  call('ZADD', JOIN, 0, r[OWNER] .. SEP .. r[REQUEST] .. SEP .. rid)
+  add_vram(rid, r[VRAM])
+  return s
+end
+
+local function bury(rid, how, r, ended, now)
+  call('HSET', RES, rid, pack({'t', how, r[REPLICA], r[MADE], r[CURRENT], r[INPUT], r[SEQS], r[FIRST], ended, r[VRAM]}))
+  call('ZADD', DUE, now + TOMBSTONE_US, rid)
+  call('ZADD', ENDED, 0, r[REPLICA] .. SEP .. stamp(ended) .. SEP .. rid)
+end
+
+-- The record leaves the sums; only its tombstone stays.
+local function release(rid, r, how, ended, now)
+  local s = add_stock(r, -1)
+  call('ZREM', IDX, index_entry(rid, r))
+  call('ZREM', JOIN, r[OWNER] .. SEP .. r[REQUEST] .. SEP .. rid)
+  if r[STATE] == 'o' then
+    s[S_ORPHANS] = s[S_ORPHANS] - 1
+    call('ZREM', ORPH, r[OWNER] .. SEP .. rid)
+  end
+  bury(rid, how, r, ended, now)
+end
+
+-- What was subtracted from the engine's used blocks and now leaves without an end record may still be there.
+local function add_back(r)
+  local p = rep_of(r[REPLICA])
+  if p and p[P_MODE] == 1 and p[P_FOREIGN] >= 0 and r[FIRST] >= 0 and r[FIRST] < p[P_START] then
+    p[P_FOREIGN] = p[P_FOREIGN] + r[INPUT]
+    reps_changed[r[REPLICA]] = true
+  end
+end
+
+local function level_at(s, rate, now) return max(0, s[S_LEVEL] - rate * (now - s[S_AT]) / 1000000) end
+
+-- The unserved rest of a prompt that was aborted before its first byte leaves the bucket.
+local function give_back(r, ended, now)
+  local s = sum_of(r[REPLICA])
+  if r[PREFILL] <= 0 or r[FIRST] >= 0 or s[S_RATE] <= 0 then return end
+  local level = level_at(s, s[S_RATE], now)
+  local served = min(r[PREFILL], max(0, s[S_RATE] * (ended - r[MADE]) / 1000000 - r[AHEAD]))
+  s[S_LEVEL], s[S_AT] = max(0, level - (r[PREFILL] - served)), now
+  sums_changed[r[REPLICA]] = true
+end
+
+local function lapse(rid, r, now)
+  add_back(r)
+  give_back(r, now, now)
+  release(rid, r, 'orphaned', now, now)
+end
+
+local function orphan(rid, r, now)
+  local s = sum_of(r[REPLICA])
+  sums_changed[r[REPLICA]] = true
+  r[STATE], s[S_ORPHANS] = 'o', s[S_ORPHANS] + 1
+  call('HSET', RES, rid, pack(r))
+  call('ZADD', ORPH, 0, r[OWNER] .. SEP .. rid)
+  call('ZADD', DUE, r[MADE] + r[CAP_US], rid)
+end
+
+local function forget(rid, t)
+  for i = 1, #t[10], 2 do
+    local bytes = format('%.0f', t[10][i + 1])
+    settle_vram(t[10][i], t[10][i] .. SEP .. rid .. SEP .. bytes, bytes)
+  end
+  call('HDEL', RES, rid)
+  call('ZREM', DUE, rid)
+  call('ZREM', ENDED, t[3] .. SEP .. stamp(t[9]) .. SEP .. rid)
+end
+
+-- Does what is due, oldest first, at most `limit` entries; returns how many were looked at and how many released.
+local function sweep(now, limit)
+  local rids, released = call('ZRANGEBYSCORE', DUE, '-inf', stamp(now), 'LIMIT', 0, limit), 0
+  for _, rid in ipairs(rids) do
+    local raw = call('HGET', RES, rid)
+    local r = raw and unpack_one(raw)
+    if not r then
+      call('ZREM', DUE, rid)
+    elseif r[STATE] == 't' then
+      forget(rid, r)
+    elseif r[STATE] == 'c' then
+      release(rid, r, r[HOW], r[ENDED_AT], now)
+      released = released + 1
+    elseif r[STATE] == 'o' then
+      lapse(rid, r, now)
+      released = released + 1
+    else
+      orphan(rid, r, now)
+    end
+  end
+  return #rids, released
+end
+
+-- Live reservation ids of one replica, earliest expected end first.
+local function indexed(replica, limit)
+  if limit then return call('ZRANGEBYLEX', IDX, '[' .. replica .. SEP, '(' .. replica .. AFTER, 'LIMIT', 0, limit) end
+  return call('ZRANGEBYLEX', IDX, '[' .. replica .. SEP, '(' .. replica .. AFTER)
+end
+
+local function rid_of(entry) return string.match(entry, '([^\31]*)$') end

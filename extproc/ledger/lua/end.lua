@@ -1,0 +1,72 @@
+-- end: a batch of end records; the first one of a rid ends it, each leaves a tombstone, known or not.
+-- KEYS as in _lib.lua. ARGV[2]: {{rid or '', owner, request_id, how, ended_age_us, replica or '', cool_us,
+--   first_age_us or -1, clean}, ...}. Without a rid, (owner, request_id) finds the one reservation that was made
+--   before this end and never had a record of its own: the client left while the decision was being made.
+-- Result: {{1 if this call ended it, R or false}, ...}.
+-- Invariant: stock leaves the sums once: at a clean end now, else when its cooling is over; an unclean end before the
+--   first byte gives the unserved prefill back at once.
+local now = clock()
+pool(now)
+local answers = {}
+
+local function join(owner, request, ended)
+  local prefix, found, found_r = owner .. SEP .. request, nil, nil
+  for _, entry in ipairs(call('ZRANGEBYLEX', JOIN, '[' .. prefix .. SEP, '(' .. prefix .. AFTER, 'LIMIT', 0, 16)) do
+    local rid = rid_of(entry)
+    local raw = call('HGET', RES, rid)
+    local r = raw and unpack_one(raw)
+    if r and r[MADE] <= ended and r[SEEN] <= r[MADE] then
+      if found then return nil end
+      found, found_r = rid, r
+    end
+  end
+  return found, found_r
+end
+
+local function finish(rid, r, e, ended)
+  if e[8] >= 0 and r[FIRST] < 0 then r[FIRST] = now - e[8] end
+  if e[4] ~= 'complete' then give_back(r, ended, now) end
+  local cool_until = ended + e[7]
+  if e[9] == 1 or cool_until <= now then
+    release(rid, r, e[4], ended, now)
+    return
+  end
+  if r[STATE] == 'o' then
+    local s = sum_of(r[REPLICA])
+    s[S_ORPHANS], sums_changed[r[REPLICA]] = s[S_ORPHANS] - 1, true
+    call('ZREM', ORPH, r[OWNER] .. SEP .. rid)
+  end
+  r[STATE], r[ENDED_AT], r[HOW], r[LEASE] = 'c', ended, e[4], cool_until
+  call('HSET', RES, rid, pack(r))
+  call('ZREM', JOIN, r[OWNER] .. SEP .. r[REQUEST] .. SEP .. rid)
+  call('ZADD', DUE, cool_until, rid)
+end
+
+for i, e in ipairs(unpack_one(ARGV[2])) do
+  local rid, ended, r = e[1], now - max(0, e[5]), nil
+  answers[i] = {0, false}
+  if rid == '' then
+    rid, r = join(e[2], e[3], ended)
+  else
+    local raw = call('HGET', RES, rid)
+    r = raw and unpack_one(raw)
+    if not r then
+      local none = {}
+      none[REPLICA], none[MADE], none[CURRENT], none[INPUT], none[SEQS], none[FIRST], none[VRAM] = e[6], ended, 0, 0, 0, -1, {}
+      bury(rid, e[4], none, ended, now)
+    end
+  end
+  if r and r[STATE] ~= 't' and (e[6] == '' or e[6] == r[REPLICA]) then
+    local before = r[STATE]
+    if before ~= 'c' then
+      finish(rid, r, e, min(now, max(ended, r[MADE])))
+      answers[i] = {1, r}
+    elseif e[4] == 'operator' then
+      add_back(r)
+      release(rid, r, e[4], r[ENDED_AT], now)
+    end
+    if before ~= 'c' and e[4] == 'operator' then add_back(r) end
+  end
+end
+flush()
+return pack(answers)

@@ -1,0 +1,52 @@
+"""The Lua operations as the server gets them: shebang, the shared part, the operation's own file.
+
+Owns reading and hashing; knows no connection. ``allow-oom`` stands on the scripts that give room back or keep what
+is there, so that a server out of memory refuses new reservations and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+#: Every operation and the flags of its shebang line.
+FLAGS = {
+    "init": "",
+    "reserve": "",
+    "renew": "allow-oom",
+    "end": "allow-oom",
+    "reap": "allow-oom",
+    "publish": "allow-oom",
+    "heartbeat": "allow-oom",
+    "drain": "allow-oom",
+    "snapshot": "no-writes",
+    "reservations": "no-writes",
+    "audit": "no-writes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One operation: its text and the SHA-1 by which EVALSHA calls it."""
+
+    name: str
+    text: bytes
+    sha: bytes
+
+
+@cache
+def load(name: str) -> Script:
+    """Assemble one operation; KeyError for a name that is none."""
+    folder = files("extproc.ledger").joinpath("lua")
+    flags = FLAGS[name]
+    head = f"#!lua flags={flags}\n" if flags else "#!lua\n"
+    shared = folder.joinpath("_lib.lua").read_text(encoding="utf-8")
+    text = (head + shared + folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")).encode()
+    return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+def load_all() -> dict[str, Script]:
+    """Every operation by name."""
+    return {name: load(name) for name in FLAGS}

