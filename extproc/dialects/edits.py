@@ -1,0 +1,110 @@
+"""Edits of a body that touch nothing but the span concerned.
+
+The body is never serialised again: order, spacing, big numbers and lone surrogates survive. All offsets come
+from the parse of the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+
+from extproc.dialects.model import EditedBody, EditPoints, InferenceRequest, Span
+
+#: One replacement: the span of the old bytes and the new ones.
+Change = tuple[Span, bytes]
+
+
+def edit(
+    body: bytes,
+    request: InferenceRequest,
+    *,
+    cap: int | None = None,
+    include_usage: bool = False,
+    model: str | None = None,
+) -> EditedBody:
+    """``body`` with the output capped, the usage asked for, or the model renamed; the same object if nothing changes.
+
+    ``cap`` lowers every cap present that is larger or unlimited and writes the dialect's own name if it is
+    missing. ``include_usage`` acts on streams only. ``body`` must be the bytes that ``request`` was parsed from.
+    """
+    points = request.edit
+    changes: list[Change] = []
+    inserts: list[bytes] = []
+    if cap is not None:
+        _cap(points, body, cap, changes, inserts)
+    if include_usage and request.stream and not request.include_usage_asked:
+        _usage(points, body, changes, inserts)
+    name = json.dumps(model).encode() if model is not None else None
+    if name is not None and points.model is not None:
+        changes.append((points.model, name))
+    elif name is not None:
+        inserts.append(b'"model":' + name)
+    if inserts:
+        text = b",".join(inserts) + (b"" if points.empty else b",")
+        changes.append(((points.start, points.start), text))
+    return _apply(body, changes, points, name, inserts)
+
+
+def _cap(points: EditPoints, body: bytes, cap: int, changes: list[Change], inserts: list[bytes]) -> None:
+    digits = str(cap).encode()
+    native = ".".join(points.cap_path)
+    written = False
+    for found in points.caps:
+        if found.value is None or found.value > cap:
+            # A foreign name without a limit is left alone: some engine reads it as "unlimited", ours does not.
+            changes.append((found.span, digits))
+        written = written or found.name == native
+    if written or not points.cap_path:
+        return
+    member = b'"' + points.cap_path[-1].encode() + b'":' + digits
+    if len(points.cap_path) == 1:
+        inserts.append(member)
+    else:
+        _into(points.options, points.cap_path[0], member, body, changes, inserts)
+
+
+def _usage(points: EditPoints, body: bytes, changes: list[Change], inserts: list[bytes]) -> None:
+    if points.include_usage is not None:
+        changes.append((points.include_usage, b"true"))
+    else:
+        _into(points.stream_options, "stream_options", b'"include_usage":true', body, changes, inserts)
+
+
+def _into(
+    span: Span | None, name: str, member: bytes, body: bytes, changes: list[Change], inserts: list[bytes]
+) -> None:
+    """Put ``member`` into the object at ``span``, or the object itself into the body."""
+    if span is None:
+        inserts.append(b'"' + name.encode() + b'":{' + member + b"}")
+    elif body[span[0] : span[0] + 1] != b"{":
+        changes.append((span, b"{" + member + b"}"))
+    else:
+        empty = not body[span[0] + 1 : span[1] - 1].strip()
+        at = span[0] + 1
+        changes.append(((at, at), member + (b"" if empty else b",")))
+
+
+def _apply(
+    body: bytes, changes: list[Change], points: EditPoints, name: bytes | None, inserts: list[bytes]
+) -> EditedBody:
+    if not changes:
+        return EditedBody(body, points.model)
+    changes.sort(key=lambda change: change[0])
+    pieces: list[bytes] = []
+    position = shift = 0
+    for (begin, end), new in changes:
+        pieces += (body[position:begin], new)
+        position = end
+        if points.model is not None and end <= points.model[0]:
+            shift += len(new) - (end - begin)
+    pieces.append(body[position:])
+    out = b"".join(pieces)
+    if points.model is not None:
+        start = points.model[0] + shift
+        length = len(name) if name is not None else points.model[1] - points.model[0]
+        return EditedBody(out, (start, start + length))
+    if name is None:
+        return EditedBody(out, None)
+    # The model is the last thing inserted behind the opening brace.
+    start = points.start + len(b",".join(inserts)) - len(name)
+    return EditedBody(out, (start, start + len(name)))

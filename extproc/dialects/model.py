@@ -1,0 +1,219 @@
+"""What a request is once it is understood: the values that the dialects hand to counting and admission.
+
+Owns the shapes of a parsed request. Knows no engine, no tokenizer, no HTTP server. Byte offsets are always
+into the decoded body (content-encoding removed), ends are exclusive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from extproc.types import ImageInput
+
+Span = tuple[int, int]
+
+#: One JSON value as decoded: dict, list, str, int, float, bool or None.
+Json = Any
+
+Kind = Literal["inference", "control", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Bounds on what one request may make us do.
+
+    ``max_bytes`` holds for the body as sent and as decompressed; ``max_ratio`` (decompressed over
+    compressed) counts once the output passes ``ratio_floor_bytes``; ``max_window_bytes`` is the zstd window
+    (memory) that a frame may ask for; ``max_depth`` the nesting of JSON values; ``max_schema_bytes`` and
+    ``max_schema_unions`` guard the output grammar (engines compile it without a time limit);
+    ``max_sequences`` is vLLM's own limit on n.
+    """
+
+    max_bytes: int = 32 * 1024 * 1024
+    max_ratio: int = 200
+    ratio_floor_bytes: int = 1024 * 1024
+    max_window_bytes: int = 32 * 1024 * 1024
+    max_depth: int = 96
+    max_schema_bytes: int = 256 * 1024
+    max_schema_unions: int = 6
+    max_sequences: int = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a path stands for: ``dialect`` (None where unknown), ``operation`` (gen_ai.operation.name), ``kind``."""
+
+    dialect: str | None
+    operation: str | None
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBody:
+    """A body without content-encoding; ``changed`` says that ``data`` differs from what the client sent."""
+
+    data: bytes
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation in the shape that engines feed to a chat template.
+
+    ``messages`` follow the OpenAI form (role, content as string or list of parts, tool_calls …) whatever
+    the client's dialect was; ``tools`` likewise. ``kwargs`` are the template's extra variables.
+    Images are part of ``messages`` only as ``{"type": "image"}`` parts without data.
+    """
+
+    messages: list[dict[str, Json]]
+    tools: list[Json] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    template: str | None = None
+    kwargs: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Plain text pieces that become one sequence of tokens, special tokens added by the tokenizer."""
+
+    texts: tuple[str, ...]
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt given as token ids (exact length), with text beside it where a dialect mixes both."""
+
+    length: int
+    texts: tuple[str, ...] = ()
+
+
+#: Operations whose answers are generated token by token.
+GENERATING = frozenset({"chat", "text_completion"})
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class CapField:
+    """One output cap found in the body: its JSON path, the place of its value and what it says (None: no cap)."""
+
+    name: str
+    span: Span
+    value: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EditPoints:
+    """Where a mutation may touch the body.
+
+    ``start`` is the offset behind the opening brace; ``empty`` says that the object has no members.
+    ``model`` spans the top-level value including its quotes. ``caps`` are all caps present; ``cap_path`` is
+    where the dialect's own cap is inserted if ``native_cap`` is False: ("max_tokens",) or
+    ("options", "num_predict"). ``options`` and ``stream_options`` span those objects' values.
+    """
+
+    start: int
+    empty: bool
+    model: Span | None = None
+    caps: tuple[CapField, ...] = ()
+    cap_path: tuple[str, ...] = ()
+    native_cap: bool = False
+    options: Span | None = None
+    stream_options: Span | None = None
+    include_usage: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """One request, understood.
+
+    ``sequences`` = prompts x max(n, best_of, beam width); for embeddings and scoring the number of inputs.
+    ``max_output_tokens`` is the largest cap named, None without one, 0 where nothing is generated.
+    ``min_output_tokens`` is what the engine is forced to produce (min_tokens; the cap with ignore_eos).
+    ``unknown_parts`` counts content parts of types we do not know; each is charged a configured amount.
+    ``prefill`` says that the last message is an assistant's to be continued. ``context_tokens`` is a context
+    length that the request itself asks the engine for (Ollama's num_ctx), None otherwise.
+    ``reserve`` is False for control calls and load/unload requests.
+    """
+
+    dialect: str
+    operation: str
+    model: str | None
+    stream: bool
+    prompts: tuple[Prompt, ...]
+    sequences: int
+    max_output_tokens: int | None
+    min_output_tokens: int = 0
+    images: tuple[ImageInput, ...] = ()
+    unknown_parts: int = 0
+    reserve: bool = True
+    has_tools: bool = False
+    include_usage_asked: bool = False
+    ignore_eos: bool = False
+    prompt_logprobs: bool = False
+    prefill: bool = False
+    context_tokens: int | None = None
+    schema_bytes: int = 0
+    warnings: tuple[str, ...] = ()
+    edit: EditPoints = EditPoints(start=0, empty=True)
+
+    @property
+    def model_span(self) -> Span | None:
+        """Place of the top-level model value in the body, quotes included."""
+        return self.edit.model
+
+    @property
+    def generates(self) -> bool:
+        """Whether the engine decodes tokens for this request at all."""
+        return self.operation in GENERATING and self.max_output_tokens != 0
+
+    @property
+    def runs_to_cap(self) -> bool:
+        """Whether every sequence is certain to use its whole cap, so that no statistics apply."""
+        cap = self.max_output_tokens
+        return cap is not None and (self.ignore_eos or self.min_output_tokens >= cap > 0)
+
+    @property
+    def kv_tokens_output_max(self) -> int | None:
+        """Output tokens of all sequences at the cap, None without a cap."""
+        return None if self.max_output_tokens is None else self.sequences * self.max_output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """The result of parsing one HTTP request.
+
+    ``body`` is what goes on to the engine; ``decoded`` says that a content-encoding was removed from it.
+    ``request`` is None on routes that are not understood. ``model`` and ``model_span`` (top-level model value,
+    quotes included) are known wherever the body is a JSON object that names one.
+    """
+
+    route: Route
+    body: bytes
+    decoded: bool
+    request: InferenceRequest | None
+    model: str | None = None
+    model_span: Span | None = None
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the path or the content type is none that we know."""
+        return self.route.kind == "unknown"
+
+    @property
+    def dialect(self) -> str | None:
+        """The dialect of the path, for errors in the client's own form."""
+        return self.route.dialect
+
+
+@dataclass(frozen=True, slots=True)
+class EditedBody:
+    """A body after an edit and where its top-level model value now lies (None: the body names no model)."""
+
+    body: bytes
+    model_span: Span | None

@@ -1,0 +1,65 @@
+"""One request from bytes to ``Parsed``: route, encoding, members, dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from extproc.dialects import openai
+from extproc.dialects.body import decode_body
+from extproc.dialects.jsonbody import Members
+from extproc.dialects.model import BodyLimits, DecodedBody, InferenceRequest, Parsed, Route
+from extproc.dialects.routes import recognise
+from extproc.errors import BadRequest
+from extproc.types import RequestHead
+
+Reader = Callable[[Members, Route, BodyLimits], InferenceRequest]
+
+#: dialect -> reader of its bodies. A dialect of an inference route that is missing here would be a fault of ours.
+READERS: dict[str, Reader] = {
+    "openai.chat": openai.chat,
+    "openai.completions": openai.completions,
+    "openai.embeddings": openai.embeddings,
+}
+
+#: Dialects whose engine compares keys without case (Go's encoding/json).
+_FOLDED = "ollama."
+
+
+def parse(head: RequestHead, body: bytes, limits: BodyLimits) -> Parsed:
+    """Understand one complete request.
+
+    Raises:
+        BadRequest: the body cannot be what its path says; never for control calls and unknown paths.
+    """
+    route = recognise(head)
+    if route.kind == "inference":
+        return _inference(route, decode_body(head, body, limits), limits)
+    return _passing(route, head, body, limits)
+
+
+def _inference(route: Route, decoded: DecodedBody, limits: BodyLimits) -> Parsed:
+    dialect = route.dialect or ""
+    if not decoded.data:
+        raise BadRequest(400, "invalid_json", "The request body is empty.")
+    members = Members(decoded.data, limits)
+    members.refuse_duplicates(openai.MATTERS, fold=dialect.startswith(_FOLDED))
+    request = READERS[dialect](members, route, limits)
+    return Parsed(route, decoded.data, decoded.changed, request, request.model, request.model_span)
+
+
+def _passing(route: Route, head: RequestHead, body: bytes, limits: BodyLimits) -> Parsed:
+    """Control calls and unknown paths: understood as far as they can be, never refused."""
+    nothing = Parsed(route, body, False, None)
+    if not body or route.kind == "unknown":
+        return nothing
+    try:
+        decoded = decode_body(head, body, limits)
+        members = Members(decoded.data, limits)
+        model = members.get("model")
+        reader = READERS.get(route.dialect or "")
+        request = reader(members, route, limits) if reader is not None else None
+    except BadRequest:
+        return nothing
+    return Parsed(
+        route, decoded.data, decoded.changed, request, model if type(model) is str else None, members.spans.get("model")
+    )

@@ -1,0 +1,87 @@
+"""Paths to dialects: the one table, and the rule that compares a path with it.
+
+A path is matched by its last segments, so route prefixes do not matter. Percent-encoding is undone first,
+because the engines' servers undo it too: an encoded letter must not turn inference into an unknown path.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from extproc.dialects.model import Route
+from extproc.types import RequestHead
+
+UNKNOWN = Route(None, None, "unknown")
+
+#: Last path segments -> route. Longer entries win over shorter ones.
+ROUTES: dict[tuple[str, ...], Route] = {
+    ("chat", "completions"): Route("openai.chat", "chat", "inference"),
+    ("completions",): Route("openai.completions", "text_completion", "inference"),
+    ("embeddings",): Route("openai.embeddings", "embeddings", "inference"),
+    ("responses",): Route("openai.responses", "chat", "inference"),
+    ("responses", "input_tokens"): Route("openai.count_tokens", "count_tokens", "control"),
+    ("messages",): Route("anthropic.messages", "chat", "inference"),
+    ("messages", "count_tokens"): Route("anthropic.count_tokens", "count_tokens", "control"),
+    ("api", "chat"): Route("ollama.chat", "chat", "inference"),
+    ("api", "generate"): Route("ollama.generate", "text_completion", "inference"),
+    ("api", "embed"): Route("ollama.embed", "embeddings", "inference"),
+    ("api", "embeddings"): Route("ollama.embed", "embeddings", "inference"),
+    ("completion",): Route("llamacpp.completion", "text_completion", "inference"),
+    ("infill",): Route("llamacpp.infill", "text_completion", "inference"),
+    ("embedding",): Route("llamacpp.embedding", "embeddings", "inference"),
+    ("generate",): Route("engine.generate", "text_completion", "inference"),
+    ("generate_stream",): Route("engine.generate", "text_completion", "inference"),
+    ("rerank",): Route("vllm.rerank", "rerank", "inference"),
+    ("reranking",): Route("vllm.rerank", "rerank", "inference"),
+    ("score",): Route("vllm.score", "score", "inference"),
+    ("pooling",): Route("vllm.pooling", "embeddings", "inference"),
+    ("classify",): Route("vllm.classify", "classify", "inference"),
+    ("tokenize",): Route("engine.tokenize", "count_tokens", "control"),
+    ("detokenize",): Route("engine.control", None, "control"),
+    ("apply-template",): Route("engine.control", None, "control"),
+    ("models",): Route("openai.control", None, "control"),
+    ("health",): Route("engine.control", None, "control"),
+    ("ping",): Route("engine.control", None, "control"),
+    ("version",): Route("engine.control", None, "control"),
+    ("metrics",): Route("engine.control", None, "control"),
+    ("load",): Route("engine.control", None, "control"),
+    ("props",): Route("engine.control", None, "control"),
+    ("slots",): Route("engine.control", None, "control"),
+    ("api", "tags"): Route("ollama.control", None, "control"),
+    ("api", "ps"): Route("ollama.control", None, "control"),
+    ("api", "show"): Route("ollama.control", None, "control"),
+    ("api", "version"): Route("ollama.control", None, "control"),
+}
+_LONGEST = max(map(len, ROUTES))
+
+#: Routes with sub-resources named by an id: GET and cancel calls on them are control calls.
+_RESOURCES = {"responses": "openai.control", "models": "openai.control"}
+
+#: Methods that carry inference.
+_INFERENCE_METHODS = frozenset({"POST", "PUT"})
+
+#: Content types whose bodies are not JSON: the neighbouring routes' (audio, files) business.
+_OPAQUE_TYPES = ("multipart/", "application/octet-stream", "audio/", "image/", "video/")
+
+
+def recognise(head: RequestHead) -> Route:
+    """The route of a request by its path, method and content type; ``kind`` is ``unknown`` where none fits."""
+    segments = [part for part in unquote(head.path).split("/") if part]
+    route = _by_suffix(segments)
+    if route.kind == "inference":
+        if head.method.upper() not in _INFERENCE_METHODS:
+            return Route(route.dialect, None, "control")
+        if head.headers.get("content-type", "").strip().lower().startswith(_OPAQUE_TYPES):
+            return UNKNOWN
+    return route
+
+
+def _by_suffix(segments: list[str]) -> Route:
+    for length in range(min(_LONGEST, len(segments)), 0, -1):
+        route = ROUTES.get(tuple(segments[-length:]))
+        if route is not None:
+            return route
+    for name, dialect in _RESOURCES.items():
+        if name in segments:
+            return Route(dialect, None, "control")
+    return UNKNOWN
