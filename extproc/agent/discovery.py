@@ -46,7 +46,7 @@ class Discovery(Protocol):
         ...
 
     def health(self) -> str:
-        """"ok", or why the list may be old."""
+        """ "ok", or why the list may be old."""
         ...
 
     async def close(self) -> None:
@@ -98,10 +98,11 @@ class WatchedFile:
     Compared by modification time, size and inode, which also sees a Kubernetes ConfigMap's symlink swap.
     """
 
-    def __init__(self, path: str | Path, first: Config | None = None) -> None:
+    def __init__(self, path: str | Path, first: Config | None = None, *, only: frozenset[str] = frozenset()) -> None:
         self._path = Path(path)
+        self._only = only
         self._stamp = self._look()
-        self._endpoints = endpoints_of(first if first is not None else load(path))
+        self._endpoints = self._chosen(first if first is not None else load(path))
         self._health = "ok"
 
     async def endpoints(self) -> Sequence[Endpoint]:
@@ -112,7 +113,7 @@ class WatchedFile:
         elif stamp != self._stamp:
             self._stamp = stamp
             try:
-                self._endpoints = endpoints_of(load(self._path))
+                self._endpoints = self._chosen(load(self._path))
                 self._health = "ok"
             except ConfigError as error:
                 self._health = f"{error.problems[0]} (the last list stays in use)"
@@ -124,6 +125,9 @@ class WatchedFile:
 
     async def close(self) -> None:
         """Nothing to give back."""
+
+    def _chosen(self, config: Config) -> tuple[Endpoint, ...]:
+        return tuple(e for e in endpoints_of(config) if not self._only or e.replica in self._only)
 
     def _look(self) -> tuple[int, int, int] | None:
         try:

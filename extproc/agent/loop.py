@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from extproc.agent import alarms
 from extproc.agent.devices.base import DeviceReader
 from extproc.agent.discovery import Discovery, Endpoint
 from extproc.agent.engines import ENGINES
@@ -49,6 +50,7 @@ class Health:
     rounds: int = 0
     publish_failures: int = 0
     last_round_s: float | None = None
+    last_round_mono_s: float | None = None
     last_publish_mono_s: float | None = None
     clock_offset_s: float | None = None
 
@@ -77,6 +79,7 @@ class Agent:
         self.health = Health()
         self.published: list[ReplicaReport] = []
         self.result: PublishResult | None = None
+        self.alarms: list[alarms.Alarm] = []
         self._watched: dict[str, _Watched] = {}
         self._siblings: set[str] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -108,7 +111,9 @@ class Agent:
         await asyncio.gather(self._scrape_all(), self.devices.read(self.settings.timeout_s))
         await self._publish()
         self.health.rounds += 1
-        self.health.last_round_s = time.monotonic() - began
+        self.health.last_round_mono_s = time.monotonic()
+        self.health.last_round_s = self.health.last_round_mono_s - began
+        self._raise_alarms()
 
     async def close(self) -> None:
         """Stop every visit and give the connections back."""
@@ -197,6 +202,18 @@ class Agent:
         self.health.last_publish_mono_s = time.monotonic()
         if self.health.rounds % SIBLING_ROUNDS == 0:
             await self._look_for_siblings(mono_s + offset_s)
+
+    def _raise_alarms(self) -> None:
+        """Find who shares a device; each finding is logged when it appears and when it is gone."""
+        tenants: dict[str, list[str]] = {}
+        for name, watched in self._watched.items():
+            for uuid in watched.endpoint.devices:
+                tenants.setdefault(uuid, []).append(name)
+        before, self.alarms = set(self.alarms), alarms.find(self.devices.readings(time.monotonic()), tenants)
+        known = {(alarm.kind, alarm.device) for alarm in before}
+        for alarm in self.alarms:
+            if (alarm.kind, alarm.device) not in known:
+                log.warning("device %s: %s: %s", alarm.device, alarm.kind, alarm.message)
 
     async def _look_for_siblings(self, now_s: float) -> None:
         """Two agents for one node tell the same truth twice; harmless, but a mistake worth a word."""

@@ -99,7 +99,9 @@ class ReplicaWatch:
     def observe(self, scrape: Scrape, *, offset_s: float, wall_s: float) -> None:
         """Take one scrape; ``offset_s`` is ledger clock minus monotonic clock, ``wall_s`` the host's wall clock now."""
         self.scrapes += 1
-        failed = {e.path: scrape.failures[e.path] for e in self.engine.endpoints if e.required and e.path in scrape.failures}
+        failed = {
+            e.path: scrape.failures[e.path] for e in self.engine.endpoints if e.required and e.path in scrape.failures
+        }
         if failed:
             self._failed(next(iter(failed.values())), scrape)
             return

@@ -107,6 +107,10 @@ class DeviceReader(Protocol):
         """One report per known device, on the ledger's clock."""
         ...
 
+    def readings(self, mono_s: float) -> Sequence[DeviceReading]:
+        """Every known device as it is believed at ``mono_s``."""
+        ...
+
     def lost(self) -> frozenset[str]:
         """UUIDs of devices that are gone."""
         ...

@@ -29,7 +29,12 @@ class Host:
         total, free = host
         return [
             DeviceReading(
-                self._uuid, DeviceState.UNIFIED, "host memory", total_bytes=total, free_bytes=free, used_bytes=total - free
+                self._uuid,
+                DeviceState.UNIFIED,
+                "host memory",
+                total_bytes=total,
+                free_bytes=free,
+                used_bytes=total - free,
             )
         ]
 

@@ -148,7 +148,9 @@ class Nvml:
             processes=_processes(handle),
             temperature_c=_optional(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, 0))) if whole else None,
             utilisation=_optional(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100) if whole else None,
-            clock_mhz=_optional(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))) if whole else None,
+            clock_mhz=_optional(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)))
+            if whole
+            else None,
             ecc_uncorrected=_optional(lambda: int(pynvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0))) if whole else None,
             throttled=tuple(word for bit, word in THROTTLE_BITS.items() if reasons & bit),
             notes=notes,

@@ -5,9 +5,10 @@ Owns the shapes shared by the rows and the helpers that combine series. Knows no
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -155,26 +156,38 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A metric under all the names it ever had, newest first; several present (a transition): the largest counts."""
+    """A metric under all the names it ever had, newest first; ``name{label=value}`` selects among its series.
+
+    Several present at once (a transition between releases) are all taken, and the largest counts.
+    """
 
     names: tuple[str, ...]
     where: Mapping[str, str] = field(default_factory=dict)
 
     def samples(self, exposition: Exposition) -> tuple[tuple[Sample, ...], str | None]:
-        """Every finite sample under the first name that is there, with that name; with two names, both."""
+        """Every finite sample under any of the names, and the names found, joined by "+"."""
         found: list[Sample] = []
         used: list[str] = []
         for name in self.names:
+            metric, labels = _selector(name)
             series = [
                 sample
-                for sample in exposition.get(normalise(name))
+                for sample in exposition.get(metric)
                 if math.isfinite(sample.value)
-                and all(sample.labels.get(key) == value for key, value in self.where.items())
+                and all(sample.labels.get(key) == value for key, value in (*labels, *self.where.items()))
             ]
             if series:
                 found += series
                 used.append(name)
         return tuple(found), ("+".join(used) or None)
+
+
+@functools.cache
+def _selector(name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """``name{key=value}`` as the parser's name and the labels to match."""
+    metric, _, rest = name.partition("{")
+    pairs = (pair.partition("=") for pair in rest.rstrip("}").split(",") if pair)
+    return normalise(metric), tuple((key, value) for key, _, value in pairs)
 
 
 def grouped(samples: Iterable[Sample], rank: str) -> dict[str, float]:
@@ -256,4 +269,23 @@ def ok(answer: Answer | None) -> bool:
     return answer is not None and 200 <= answer.status < 300
 
 
-Reader = Callable[[Mapping[str, Answer], Hints], Reading]
+def normalise_names(names: Iterable[str]) -> frozenset[str]:
+    """Names as the parser files them."""
+    return frozenset(_selector(name)[0] for name in names)
+
+
+def summed(values: Iterable[int | None]) -> int | None:
+    """The sum, or None where any is unknown or there is none."""
+    known = list(values)
+    return sum(value for value in known if value is not None) if known and None not in known else None
+
+
+def roomiest(views: Sequence[PoolView]) -> tuple[int | None, int | None]:
+    """Capacity of all pools together, and used such that capacity - used is the roomiest pool's room.
+
+    A request must fit into one pool; the sum of several rooms would admit what fits nowhere.
+    """
+    capacity = summed(view.capacity_blocks for view in views)
+    if capacity is None or any(view.used_blocks is None for view in views):
+        return capacity, None
+    return capacity, capacity - max((view.capacity_blocks or 0) - (view.used_blocks or 0) for view in views)

@@ -30,6 +30,8 @@ from extproc.agent.engines.base import (
     grouped,
     number,
     ok,
+    roomiest,
+    summed,
     total,
     whole,
 )
@@ -128,8 +130,8 @@ class Vllm:
             grouped(waiting_samples, "engine"),
             grouped(swapped_samples, "engine"),
         )
-        capacity, used = _combined(views)
-        running, waiting = _summed([view.running for view in views]), _summed([view.waiting for view in views])
+        capacity, used = roomiest(views)
+        running, waiting = summed(view.running for view in views), summed(view.waiting for view in views)
         wanted = {"capacity": capacity, "used": used, "running": running, "waiting": waiting}
         started = _started(exposition)
         notes = [pool.note for pool in pools.values() if pool.note]
@@ -212,20 +214,6 @@ def _views(
         queued = added(waiting.get(label), swapped.get(label)) if label in waiting else None
         views.append(PoolView(label, blocks, used, count(running.get(label)), count(queued)))
     return tuple(views)
-
-
-def _combined(views: tuple[PoolView, ...]) -> tuple[int | None, int | None]:
-    """Capacity of all engines together, and used such that what is left is the roomiest engine's room."""
-    capacity = _summed([view.capacity_blocks for view in views])
-    if capacity is None or any(view.used_blocks is None for view in views):
-        return capacity, None
-    room = max((view.capacity_blocks or 0) - (view.used_blocks or 0) for view in views)
-    return capacity, capacity - room
-
-
-def _summed(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
 
 
 def _availability(health: Answer | None, exposition: Exposition) -> Availability:
