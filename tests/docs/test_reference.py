@@ -9,14 +9,13 @@ import re
 import pytest
 
 import extproc.commands
+from extproc.cli import COMMANDS
 from extproc.policy.refusals import TABLE
 from tests.docs.reference import ROOT, table_rows
 
 ROWS = table_rows("operations.md")
 REASONS = {str(reason): str(row[0]) for reason, row in TABLE.items()}
-COMMANDS = {
-    module.name for module in pkgutil.iter_modules(extproc.commands.__path__) if not module.name.startswith("_")
-}
+MODULES = {module.name for module in pkgutil.iter_modules(extproc.commands.__path__)}
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -28,13 +27,18 @@ def test_every_reason_is_documented_with_its_status() -> None:
 
 def test_every_command_is_documented() -> None:
     """The table of commands has each command, and no command that does not exist."""
-    assert set(ROWS) - set(REASONS) == COMMANDS
+    assert set(ROWS) - set(REASONS) == set(COMMANDS)
+
+
+def test_every_command_module_is_a_command() -> None:
+    """No module lies in extproc/commands that `kvgate` does not offer, and none that it offers is missing."""
+    assert {module for module, _ in COMMANDS.values()} == {name for name in MODULES if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_command_offers_help_and_arguments(command: str) -> None:
     """Each command module has what the command line needs: HELP, configure, run."""
-    module = importlib.import_module(f"extproc.commands.{command}")
+    module = importlib.import_module(f"extproc.commands.{COMMANDS[command][0]}")
     assert isinstance(module.HELP, str)
     assert callable(module.configure)
     assert callable(module.run)
