@@ -55,6 +55,9 @@ format: $(VENV)/.dev ## Format and fix what can be fixed mechanically
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+ground-truth: $(VENV)/.dev ## Memory formulas against figures that engines logged, one line each (KVGATE_GROUND_TRUTH=FILE for others)
+	$(BIN)/python -m tests.ground_truth $(ARGS)
+
 proto: $(VENV)/.dev ## Regenerate extproc/wire/*_pb2.py from the .proto beside it
 	$(BIN)/python -m extproc.wire.generate
 
@@ -95,4 +98,4 @@ $(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	$(link_package)
 	@touch $@ $(VENV)/.demo
 
-.PHONY: help demo test test-unit test-e2e test-install test-engines chaos fuzz bench check format proto envoy lock clean
+.PHONY: help demo test test-unit test-e2e test-install test-engines chaos fuzz bench check format ground-truth proto envoy lock clean

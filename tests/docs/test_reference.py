@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+import extproc
 import extproc.commands
 from extproc.cli import COMMANDS
 from extproc.policy.refusals import TABLE
@@ -28,6 +29,14 @@ def test_every_reason_is_documented_with_its_status() -> None:
 def test_every_command_is_documented() -> None:
     """The table of commands has each command, and no command that does not exist."""
     assert set(ROWS) - set(REASONS) == set(COMMANDS)
+
+
+def test_every_part_of_the_package_is_in_the_architecture() -> None:
+    """The table of parts names each module and package of extproc, and none that does not exist."""
+    rows = re.findall(r"^\| (`.+?) \|", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {
+        module.name for module in pkgutil.iter_modules(extproc.__path__)
+    }
 
 
 def test_every_command_module_is_a_command() -> None:
