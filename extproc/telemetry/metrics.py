@@ -305,14 +305,15 @@ _PER_REPLICA: Mapping[Metric, str] = {
     names.REPLICA_PREFILL: "prefill_level_tokens",
     names.REPLICA_RESERVATIONS: "reservations",
     names.REPLICA_ORPHANED: "orphaned",
-    names.OVER_ADMISSIONS: "over_admissions",
 }
+_OVER_BY_CAUSE = (("adopted", "over_adopted"), ("grew", "over_grew"), ("foreign", "over_foreign"))
 _FLEET: Sequence[Metric] = (
     names.SNAPSHOT_TIMESTAMP,
     names.REPLICA_STATE,
     names.REPLICA_CAPACITY,
     names.REPLICA_DRIFT,
     *_PER_REPLICA,
+    names.OVER_ADMISSIONS,
     names.LANE_IN_FLIGHT,
     names.DEVICE_TOTAL,
     names.DEVICE_FREE,
@@ -363,6 +364,8 @@ def _replica(families: _Families, view: ReplicaView) -> None:
         value = getattr(view, attribute)
         if value is not None:
             families[metric].add_metric(labels, value)
+    for cause, attribute in _OVER_BY_CAUSE:
+        families[names.OVER_ADMISSIONS].add_metric((*labels, cause), getattr(view, attribute))
     report = view.report
     if report is None:
         return

@@ -150,7 +150,10 @@ REPLICA_ORPHANED = Metric(
     "kvgate_replica_orphaned_reservations", "gauge", "Reservations whose lease expired; they count in full.", _REPLICA
 )
 OVER_ADMISSIONS = Metric(
-    "kvgate_over_admissions", "counter", "Times that committed blocks were found above capacity.", _REPLICA
+    "kvgate_over_admissions",
+    "counter",
+    "Times that committed blocks grew above capacity, by cause: adopted, grew or foreign.",
+    (*_REPLICA, "cause"),
 )
 LANE_IN_FLIGHT = Metric("kvgate_lane_in_flight", "gauge", "Local requests in flight, all sidecars together.", ("lane",))
 DEVICE_TOTAL = Metric("kvgate_device_total_bytes", "gauge", "Memory of the device.", ("device",))

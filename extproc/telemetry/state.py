@@ -39,6 +39,8 @@ def state_json(snapshot: LedgerSnapshot, reservations: Reservations) -> dict[str
     return {
         "now_s": snapshot.now_s,
         "epoch": snapshot.epoch,
+        "live_sidecars": snapshot.live_sidecars,
+        "loss_age_s": None if snapshot.loss_at_s is None else _ms(snapshot.now_s - snapshot.loss_at_s),
         "replicas": [
             _replica_out(view, reservations.get(name), snapshot.now_s) for name, view in snapshot.replicas.items()
         ],
@@ -84,7 +86,12 @@ def _replica_out(view: ReplicaView, live: Sequence[LiveReservation] | None, now_
         "sequences": view.sequences,
         "prefill_level_tokens": round(view.prefill_level_tokens, 1),
         "orphaned": view.orphaned,
+        "bypass": view.bypass,
         "over_admissions": view.over_admissions,
+        "over_adopted": view.over_adopted,
+        "over_grew": view.over_grew,
+        "over_foreign": view.over_foreign,
+        "lane_blocks": dict(view.lane_blocks),
         "drained": view.drained_by_operator,
         **({"reservations": [_reservation_out(each, now_s) for each in live]} if live is not None else {}),
     }
@@ -108,6 +115,7 @@ def _reservation_out(live: LiveReservation, now_s: float) -> dict[str, Any]:
         "max_output_tokens": held.max_output_tokens,
         "cap_blocks": held.cap_blocks,
         "cap_s": held.cap_s,
+        "expected_s": held.expected_s,
         "lane": held.lane,
         "owner": held.owner,
         "request_id": held.request_id,
@@ -191,7 +199,18 @@ def snapshot_from_state(
     lanes = {fields.required("lane"): int(fields.get("in_flight", 0)) for fields in top.objects("lanes", LANE)}
     if problems:
         raise ConfigError([f"{where}: {line}" for line in problems])
-    return LedgerSnapshot(now_s, replicas, lanes, devices, device_reserved, top.get("epoch", "")), reservations
+    loss_age_s = top.get("loss_age_s")
+    found = LedgerSnapshot(
+        now_s=now_s,
+        replicas=replicas,
+        lanes=lanes,
+        devices=devices,
+        device_reserved_bytes=device_reserved,
+        epoch=top.get("epoch", ""),
+        live_sidecars=top.get("live_sidecars", 0),
+        loss_at_s=None if loss_age_s is None else now_s - loss_age_s,
+    )
+    return found, reservations
 
 
 def _replica_in(fields: Fields, now_s: float, rids: set[str]) -> tuple[ReplicaView, list[LiveReservation]]:
@@ -200,11 +219,15 @@ def _replica_in(fields: Fields, now_s: float, rids: set[str]) -> tuple[ReplicaVi
     age_s = fields.get("age_s", None if fields.has("age_s") or state == ReplicaState.UNKNOWN else 0.0)
     if age_s is None and state == ReplicaState.READY:
         state = ReplicaState.UNKNOWN
+    if state in (ReplicaState.READY, ReplicaState.STALE):
+        fields.required("engine")
     block_tokens = fields.get("block_tokens", 16)
     if block_tokens < 1:
         fields.problem("block_tokens", "must be at least 1; write the engine's block size in tokens")
         block_tokens = 16
-    report = None if age_s is None else _report_in(fields, target, replica, state, block_tokens, age_s, now_s)
+    report = None
+    if age_s is not None and fields.get("engine"):
+        report = _report_in(fields, target, replica, state, block_tokens, age_s, now_s)
     items = fields.objects("reservations", RESERVATION)
     live = [_reservation_in(each, target, replica, block_tokens, now_s) for each in items]
     for item, each in zip(items, live, strict=True):
@@ -218,7 +241,7 @@ def _replica_in(fields: Fields, now_s: float, rids: set[str]) -> tuple[ReplicaVi
     foreign = _foreign(report, live, reserved, sequences)
     if fields.has("kv_foreign_blocks"):
         foreign = fields.get("kv_foreign_blocks")
-    committed = None if foreign is None else reserved + foreign
+    committed = None if report is not None and foreign is None else reserved + (foreign or 0)
     capacity = report.capacity_blocks if report else None
     view = ReplicaView(
         report=report,
@@ -236,6 +259,11 @@ def _replica_in(fields: Fields, now_s: float, rids: set[str]) -> tuple[ReplicaVi
         orphaned=sum(each.state == State.ORPHANED for each in live),
         over_admissions=fields.get("over_admissions", 0),
         drained_by_operator=fields.get("drained", False),
+        bypass=fields.get("bypass", _bypass(report, sequences)),
+        over_adopted=fields.get("over_adopted", 0),
+        over_grew=fields.get("over_grew", 0),
+        over_foreign=fields.get("over_foreign", 0),
+        lane_blocks=fields.get("lane_blocks", _by_lane(live)),
     )
     return view, live
 
@@ -249,7 +277,7 @@ def _report_in(
     return ReplicaReport(
         replica=replica,
         target=target,
-        engine=fields.required("engine"),
+        engine=fields.get("engine"),
         node=fields.get("node", ""),
         instance=fields.get("instance", ""),
         state=ReplicaState(state),
@@ -271,14 +299,25 @@ def _report_in(
     )
 
 
+def _bypass(report: ReplicaReport | None, sequences: int) -> bool:
+    """Whether the engine runs more sequences than we hold."""
+    return report is not None and report.running is not None and report.running + (report.waiting or 0) > sequences
+
+
+def _by_lane(live: Sequence[LiveReservation]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in live:
+        found[each.reservation.lane] = found.get(each.reservation.lane, 0) + each.current_blocks
+    return found
+
+
 def _foreign(
     report: ReplicaReport | None, live: Sequence[LiveReservation], reserved: int, sequences: int
 ) -> int | None:
-    """Foreign blocks by the decision model: all traffic is ours where the engine runs no more sequences than we hold."""
+    """Foreign blocks by the decision model: all traffic is ours where the engine runs no more than we hold."""
     if report is None:
         return None
-    engine_sequences = None if report.running is None else report.running + (report.waiting or 0)
-    bypass = engine_sequences is not None and engine_sequences > sequences
+    bypass = _bypass(report, sequences)
     if report.used_blocks is None:
         return None if bypass else 0
     if not bypass:
@@ -323,6 +362,7 @@ def _reservation_in(fields: Fields, target: str, replica: str, block_tokens: int
         cap_blocks=fields.get("cap_blocks", blocks),
         cap_s=float(fields.get("cap_s", 600.0)),
         devices=tuple(fields.get("devices", ())),
+        expected_s=float(fields.get("expected_s", 0.0)),
     )
     return LiveReservation(
         reservation=held,

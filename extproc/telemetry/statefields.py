@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 _COUNT, _NUMBER, _SIGNED, _TEXT, _FLAG = "count", "number", "signed", "text", "flag"
-_TEXTS, _COUNTS, _OBJECTS, _ANY = "texts", "counts", "objects", "any"
+_TEXTS, _COUNTS, _COUNT_OF, _OBJECTS, _ANY = "texts", "counts", "count_of", "objects", "any"
 _MENDS: Final = {
     _COUNT: "write a whole number of 0 or more, or null where it is unknown",
     _NUMBER: "write a finite number of 0 or more, or null where it is unknown",
@@ -21,9 +21,18 @@ _MENDS: Final = {
     _FLAG: "write true or false",
     _TEXTS: "write a list of texts",
     _COUNTS: "write a list of whole numbers",
+    _COUNT_OF: "write an object of whole numbers",
     _OBJECTS: "write a list of objects",
 }
-TOP: Final = {"replicas": _OBJECTS, "devices": _OBJECTS, "lanes": _OBJECTS, "now_s": _NUMBER, "epoch": _TEXT}
+TOP: Final = {
+    "replicas": _OBJECTS,
+    "devices": _OBJECTS,
+    "lanes": _OBJECTS,
+    "now_s": _NUMBER,
+    "epoch": _TEXT,
+    "live_sidecars": _COUNT,
+    "loss_age_s": _NUMBER,
+}
 REPLICA: Final = {
     "target": _TEXT,
     "replica": _TEXT,
@@ -50,7 +59,12 @@ REPLICA: Final = {
     "kv_foreign_blocks": _COUNT,
     "sequences": _COUNT,
     "prefill_level_tokens": _NUMBER,
+    "bypass": _FLAG,
     "over_admissions": _COUNT,
+    "over_adopted": _COUNT,
+    "over_grew": _COUNT,
+    "over_foreign": _COUNT,
+    "lane_blocks": _COUNT_OF,
     "drained": _FLAG,
     "reservations": _OBJECTS,
     # Printed for the reader's eye and computed again on the way in.
@@ -74,6 +88,7 @@ RESERVATION: Final = {
     "max_output_tokens": _COUNT,
     "cap_blocks": _COUNT,
     "cap_s": _NUMBER,
+    "expected_s": _NUMBER,
     "lane": _TEXT,
     "owner": _TEXT,
     "request_id": _TEXT,
@@ -180,6 +195,8 @@ def _fits(value: object, kind: str) -> bool:
             return isinstance(value, list) and all(isinstance(each, str) for each in value)
         case "counts":
             return isinstance(value, list) and all(_fits(each, _COUNT) for each in value)
+        case "count_of":
+            return isinstance(value, dict) and all(_fits(each, _COUNT) for each in value.values())
         case "objects":
             return isinstance(value, list)
     return True

@@ -76,6 +76,7 @@ def snapshot() -> tuple[LedgerSnapshot, dict[str, list[LiveReservation]]]:
         cap_blocks=400,
         cap_s=120.0,
         devices=("GPU-1",),
+        expected_s=17.5,
     )
     live = LiveReservation(held, State.ORPHANED, lease_at_s=1999.5, current_blocks=190, first_byte_at_s=1992.0)
     report = ReplicaReport(
@@ -116,6 +117,9 @@ def snapshot() -> tuple[LedgerSnapshot, dict[str, list[LiveReservation]]]:
         reservations=1,
         orphaned=1,
         over_admissions=2,
+        bypass=True,
+        over_grew=2,
+        lane_blocks={"fast-edit": 190},
     )
     silent = ReplicaView(
         report=None,
@@ -125,7 +129,7 @@ def snapshot() -> tuple[LedgerSnapshot, dict[str, list[LiveReservation]]]:
         age_s=None,
         reserved_blocks=0,
         foreign_blocks=None,
-        committed_blocks=None,
+        committed_blocks=0,
         headroom_blocks=None,
         sequences=0,
         prefill_level_tokens=0.0,
@@ -142,5 +146,7 @@ def snapshot() -> tuple[LedgerSnapshot, dict[str, list[LiveReservation]]]:
         devices={"GPU-1": device},
         device_reserved_bytes={"GPU-1": 4096},
         epoch="e1",
+        live_sidecars=2,
+        loss_at_s=1500.0,
     )
     return found, {"gpu-a-0": [live], "gpu-b-0": []}

@@ -86,7 +86,7 @@ def test_fleet_shows_the_last_snapshot_only() -> None:
     assert value(found, "kvgate_replica_headroom_blocks", **busy) == 2896
     assert value(found, "kvgate_replica_drift_blocks", **busy) == 0
     assert value(found, "kvgate_replica_report_age_seconds", **busy) == 0.5
-    assert value(found, "kvgate_over_admissions_total", **busy) == 2
+    assert value(found, "kvgate_over_admissions_total", cause="grew", **busy) == 2
     assert value(found, "kvgate_replica_state", state="ready", **busy) == 1
     assert value(found, "kvgate_replica_state", state="lost", **busy) == 0
     assert value(found, "kvgate_replica_orphaned_reservations", **busy) == 1
