@@ -47,6 +47,7 @@ class Health:
     """Named components, each "ok" or what is wrong with it; and the round's figures."""
 
     components: dict[str, str] = field(default_factory=dict)
+    began_mono_s: float = field(default_factory=time.monotonic)
     rounds: int = 0
     publish_failures: int = 0
     last_round_s: float | None = None

@@ -12,7 +12,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from extproc.agent.admin import Admin
+from extproc.admin import AdminServer
+from extproc.agent.admin import routes
 from extproc.agent.devices import sources
 from extproc.agent.devices.watch import DeviceWatch
 from extproc.agent.discovery import Discovery, Dns, WatchedFile
@@ -70,13 +71,12 @@ async def serve(config: Config, path: str | Path, args: argparse.Namespace) -> N
     ledger = await open_ledger(config)
     devices = DeviceWatch(sources(node, unified=frozenset(args.unified_device)))
     agent = Agent(ledger, discovery(config, path, args.expand_dns, args.only), devices, settings(config, node))
-    admin = Admin(agent)
+    admin = AdminServer(routes(agent))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    host, _, port = config.agent.admin.rpartition(":")
-    await admin.listen(host.strip("[]"), int(port))
+    await admin.start(config.agent.admin)
     running, stopped = asyncio.create_task(agent.run()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)
