@@ -252,7 +252,7 @@ class ReferenceLedger:
 
     def _end(self, e: End, now: int) -> EndResult:
         book, ended = self.book, now - max(0, to_us(e.ended_age_s))
-        rid = e.rid if e.rid else self._join(e, ended)
+        rid = e.rid or self._join(e, ended)
         if rid is None:
             return EndResult(False, None)
         if rid not in book.records:

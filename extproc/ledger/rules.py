@@ -123,7 +123,7 @@ def health(
     unknown = Health("unknown", Reason.UNKNOWN_STATE, -1)
     if sums.drained:
         return Health("draining", Reason.NOT_READY, size)
-    if 0 < epoch.loss_us and now_us < epoch.loss_us + LOSS_US and not (known is not None and known.proven == epoch.name):
+    if epoch.loss_us > 0 and now_us < epoch.loss_us + LOSS_US and not (known is not None and known.proven == epoch.name):
         return unknown
     if known is None:
         return Health("ready", None, size) if size >= 0 else unknown

@@ -16,15 +16,19 @@ from extproc.ledger.base import (
     Candidate,
     DeviceReport,
     End,
+    LedgerSnapshot,
+    LiveReservation,
     ReplicaReport,
     ReplicaState,
     Reservation,
     ReserveRequest,
     ReserveResult,
+    State,
     Upsert,
     Verdict,
 )
-from extproc.ledger.rules import SEPARATOR, expected_s, to_us, whole
+from extproc.ledger.rules import SEPARATOR, Epoch, Scrape, Sums, expected_s, to_us, whole
+from extproc.ledger.views import view
 from extproc.types import Need
 
 encode = msgspec.msgpack.encode
@@ -128,6 +132,45 @@ def publish(replicas: Sequence[ReplicaReport], devices: Sequence[DeviceReport], 
           _age(r.engine_started_at_s), blob(r)] for r in replicas],
         [[text(d.uuid), d.state, to_us(d.scrape_start_at_s), whole(d.free_bytes), blob(d)] for d in devices],
     ])  # fmt: skip
+
+
+def snapshot(raw: Sequence[Any]) -> LedgerSnapshot:
+    """The answer of ``snapshot.lua``."""
+    now, epoch, loss_us, alive = decode(raw[0])
+    at = Epoch(epoch, loss_us)
+    reps = {name.decode(): _scrape(decode(packed)) for name, packed in _pairs(raw[1])}
+    sums = {name.decode(): _sums(decode(packed)) for name, packed in _pairs(raw[2])}
+    return LedgerSnapshot(
+        now / 1e6,
+        {name: view(name, reps.get(name), sums.get(name, Sums()), at, now) for name in {*reps, *sums}},
+        {lane.decode(): int(live) for lane, live in _pairs(raw[3])},
+        {uuid.decode(): device_report(decode(packed)[4]) for uuid, packed in _pairs(raw[4])},
+        {uuid.decode(): int(size) for uuid, size in _pairs(raw[5])},
+        epoch,
+        alive,
+        loss_us / 1e6 if loss_us else None,
+    )
+
+
+def live_reservation(raw: bytes) -> LiveReservation:
+    """One answer of ``reservations.lua``."""
+    rid, r = decode(raw)
+    state = {"r": State.RESERVED, "c": State.COOLING, "o": State.ORPHANED}[r[0]]
+    return LiveReservation(reservation(rid, r), state, r[21] / 1e6, int(r[20]), None if r[22] < 0 else r[22] / 1e6)
+
+
+def _pairs(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _sums(s: Sequence[Any]) -> Sums:
+    lanes = {name: int(blocks) for name, blocks in s[11].items()} if s[11] else {}
+    return Sums(int(s[0]), int(s[1]), int(s[2]), int(s[3]), float(s[4]), int(s[5]), float(s[6]), s[7], s[8], s[9],
+                bool(s[10]), lanes)  # fmt: skip
+
+
+def _scrape(p: Sequence[Any]) -> Scrape:
+    return Scrape(replica_report(p[11]), p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], bool(p[9]), p[10])
 
 
 def blob(report: ReplicaReport | DeviceReport) -> str:

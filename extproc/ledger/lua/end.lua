@@ -2,7 +2,7 @@
 -- KEYS as in _lib.lua. ARGV[2]: {{rid or '', owner, request_id, how, ended_age_us, replica or '', cool_us,
 --   first_age_us or -1, clean}, ...}. Without a rid, (owner, request_id) finds the one reservation that was made
 --   before this end and never had a record of its own: the client left while the decision was being made.
--- Result: {{1 if this call ended it, R or false}, ...}.
+-- Result: {{1 if this call ended it, rid, R or false}, ...}.
 -- Invariant: stock leaves the sums once: at a clean end now, else when its cooling is over; an unclean end before the
 --   first byte gives the unserved prefill back at once.
 local now = clock()
@@ -44,7 +44,7 @@ end
 
 for i, e in ipairs(unpack_one(ARGV[2])) do
   local rid, ended, r = e[1], now - max(0, e[5]), nil
-  answers[i] = {0, false}
+  answers[i] = {0, rid, false}
   if rid == '' then
     rid, r = join(e[2], e[3], ended)
   else
@@ -60,7 +60,7 @@ for i, e in ipairs(unpack_one(ARGV[2])) do
     local before = r[STATE]
     if before ~= 'c' then
       finish(rid, r, e, min(now, max(ended, r[MADE])))
-      answers[i] = {1, r}
+      answers[i] = {1, rid, r}
     elseif e[4] == 'operator' then
       add_back(r)
       release(rid, r, e[4], r[ENDED_AT], now)

@@ -1,0 +1,267 @@
+"""One connection to the ledger's server, shared by all concurrent calls, that comes back by itself.
+
+Owns sockets, replies and reconnecting; knows nothing of reservations. Calls made in the same turn of the event loop
+leave in one write and their replies are read in one go, so concurrency makes batches by itself. Replies come in the
+order of the calls; a call that gave up leaves its place, and its late reply is thrown away.
+
+There is no offline queue: while the connection is away a call fails at once. A failure says whether the command can
+have run: ``NotRun`` (it did not) or ``OutcomeUnknown``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import hiredis
+
+from extproc.errors import LedgerDown
+from extproc.ledger.address import Address
+
+log = logging.getLogger("kvgate.ledger")
+
+CONNECT_TIMEOUT_S = 1.0
+#: Reconnecting starts this fast and slows down to RETRY_MAX_S.
+RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
+#: So many calls in a row without an answer open the circuit: the connection is dropped and built anew.
+FAILURES_TO_OPEN = 3
+#: More unanswered calls than this are refused at once: they could not be served in time.
+MAX_PENDING = 8192
+#: Replies that say "not here, not now"; the command did not run.
+ELSEWHERE = ("MOVED", "READONLY", "MASTERDOWN")
+NOT_NOW = ("ASK", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "OOM", "NOAUTH", "WRONGPASS", "NOPERM", "MISCONF",
+           "NOREPLICAS", "UNKILLABLE")  # fmt: skip
+
+_INCOMPLETE = object()
+
+
+class NotRun(LedgerDown):
+    """The server did not run the command."""
+
+
+class OutcomeUnknown(LedgerDown):
+    """No answer: the command may have run, or may run yet."""
+
+
+class _Stream(asyncio.Protocol):
+    """Bytes in, replies out, in order."""
+
+    def __init__(self) -> None:
+        self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._out: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self.closed = self._loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not _INCOMPLETE:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(OutcomeUnknown(f"connection lost: {exc or 'closed by the server'}"))
+        self._transport = None
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def send(self, packed: bytes) -> asyncio.Future[Any]:
+        if self._transport is None or self._transport.is_closing():
+            raise NotRun("the ledger's connection is closed")
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(packed)
+        future = self._loop.create_future()
+        self._waiting.append(future)
+        return future
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None:
+            self._transport.write(b"".join(out))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def pack(*parts: bytes | str | int) -> bytes:
+    """One command as the server reads it."""
+    return bytes(hiredis.pack_command(parts))  # type: ignore[arg-type]  # the stub forgets that each part varies
+
+
+class Link:
+    """The way to the server: ``call`` sends, a background task connects and reconnects.
+
+    ``on_up`` runs on every new connection before calls are let through (it loads the scripts) and raises
+    ``LedgerDown`` where the server is not usable.
+    """
+
+    def __init__(self, address: Address, on_up: Callable[[Callable[..., Awaitable[Any]]], Awaitable[None]]) -> None:
+        self._address = address
+        self._on_up = on_up
+        self._stream: _Stream | None = None
+        self._failures = 0
+        self._moved_to: tuple[str, int] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.up = asyncio.Event()
+        self.last_error = "not connected yet"
+
+    def start(self) -> None:
+        """Begin to connect, and to reconnect whenever the connection goes."""
+        self._task = asyncio.create_task(self._run(), name="kvgate-ledger-link")
+
+    async def close(self) -> None:
+        """Give the connection back."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self.drop("closed")
+
+    def drop(self, why: str) -> None:
+        """Abandon the connection; the background task builds a new one."""
+        self.up.clear()
+        self.last_error = why
+        self._failures = 0
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    async def call(self, packed: bytes, timeout_s: float) -> Any:
+        """One command's reply; errors as ``NotRun`` or ``OutcomeUnknown``, except NOSCRIPT, which is returned."""
+        stream = self._stream
+        if stream is None or not self.up.is_set():
+            raise NotRun(f"ledger away: {self.last_error}")
+        if stream.pending >= MAX_PENDING:
+            raise NotRun(f"{MAX_PENDING} ledger calls unanswered")
+        try:
+            async with asyncio.timeout(timeout_s):
+                reply = await stream.send(packed)
+        except TimeoutError:
+            self._failures += 1
+            if self._failures >= FAILURES_TO_OPEN and stream is self._stream:
+                self.drop(f"{FAILURES_TO_OPEN} calls in a row without an answer")
+            raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None
+        self._failures = 0
+        if isinstance(reply, hiredis.ReplyError):
+            return self._error(str(reply), reply, stream)
+        return reply
+
+    def _error(self, message: str, reply: Any, stream: _Stream) -> Any:
+        code = message.split(" ", 1)[0]
+        if code == "NOSCRIPT":
+            return reply
+        if code in ELSEWHERE:
+            if code == "MOVED":
+                host, _, port = message.split(" ")[2].rpartition(":")
+                self._moved_to = (host, int(port))
+            if stream is self._stream:
+                self.drop(message)
+        if code in ELSEWHERE or code in NOT_NOW:
+            raise NotRun(f"ledger answered {message}")
+        raise LedgerDown(f"ledger answered {message}")
+
+    async def _run(self) -> None:
+        pause_s = RETRY_MIN_S
+        while True:
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S * 3):
+                    stream = await self._open()
+            except (OSError, TimeoutError, LedgerDown) as e:
+                text = str(e) or "timed out"
+                if text != self.last_error:
+                    log.warning("ledger %s away: %s", self._address.printable, text)
+                self.last_error = text
+                await asyncio.sleep(pause_s)
+                pause_s = min(RETRY_MAX_S, pause_s * 2)
+                continue
+            pause_s = RETRY_MIN_S
+            self._stream = stream
+            self.up.set()
+            log.info("ledger %s connected", self._address.printable)
+            await stream.closed
+            if stream is self._stream:
+                self.drop("connection lost")
+
+    async def _open(self) -> _Stream:
+        host = await self._master()
+        moved, self._moved_to = self._moved_to, None
+        stream = await self._connect(moved or host)
+        try:
+
+            async def ask(*parts: bytes | str | int) -> Any:
+                reply = await stream.send(pack(*parts))
+                if isinstance(reply, hiredis.ReplyError):
+                    return self._error(str(reply), reply, stream)
+                return reply
+
+            login = self._address.login.command()
+            if login is not None:
+                await ask(*login)
+            if self._address.db:
+                await ask("SELECT", self._address.db)
+            await self._on_up(ask)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def _connect(self, host: tuple[str, int] | None) -> _Stream:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            if self._address.path is not None:
+                _, stream = await loop.create_unix_connection(_Stream, self._address.path)
+            else:
+                assert host is not None
+                _, stream = await loop.create_connection(_Stream, host[0], host[1], ssl=self._address.tls)
+        return stream
+
+    async def _master(self) -> tuple[str, int] | None:
+        """The host to connect to: the URL's, whichever of a cluster's answers, or what a Sentinel names."""
+        a = self._address
+        if a.kind == "single":
+            return a.hosts[0] if a.hosts else None
+        problems: list[str] = []
+        for host in a.hosts:
+            try:
+                stream = await self._connect(host)
+            except (OSError, TimeoutError) as e:
+                problems.append(f"{host[0]}:{host[1]}: {str(e) or 'timed out'}")
+                continue
+            try:
+                if a.kind == "cluster":
+                    return host
+                found = await _ask_sentinel(stream, a)
+                if found is not None:
+                    return found
+                problems.append(f"{host[0]}:{host[1]}: knows no master {a.service!r}")
+            finally:
+                stream.close()
+        raise NotRun("; ".join(problems))
+
+
+async def _ask_sentinel(stream: _Stream, address: Address) -> tuple[str, int] | None:
+    login = address.sentinel_login.command()
+    if login is not None:
+        await stream.send(pack(*login))
+    reply: Sequence[bytes] | hiredis.ReplyError | None = await stream.send(
+        pack("SENTINEL", "get-master-addr-by-name", address.service)
+    )
+    if reply is None or isinstance(reply, hiredis.ReplyError):
+        return None
+    return reply[0].decode(), int(reply[1])
