@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from extproc.ledger.base import Ended
-from extproc.metadata import NAMESPACE, USAGE_NAMESPACE
+from extproc.gateway.names import DECISION_NAMESPACE, HEADER_RID, USAGE_NAMESPACE
 from extproc.wire import pb
 
-#: Request header that carries the rid into the per-attempt log, where there is no metadata.
-RID_HEADER = "x-kvgate-rid"
 _ABORTS = ("downstream_connection_termination", "downstream_remote_reset")
 _TIMEOUTS = (
     "upstream_request_timeout",
@@ -85,9 +84,9 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
     if kind is None:
         return None
     metadata = common.metadata.filter_metadata
-    fields = _values(metadata[NAMESPACE]) if NAMESPACE in metadata else {}
+    fields = _values(metadata[DECISION_NAMESPACE]) if DECISION_NAMESPACE in metadata else {}
     usage = _values(metadata[USAGE_NAMESPACE]) if USAGE_NAMESPACE in metadata else {}
-    rid = fields.get("rid") or entry.request.request_headers.get(RID_HEADER) or None
+    rid = fields.get("rid") or entry.request.request_headers.get(HEADER_RID) or None
     status = entry.response.response_code.value if entry.response.HasField("response_code") else None
     began_age_s = max(0.0, now_s - _timestamp(common))
     duration_s = _seconds(common.duration) if common.HasField("duration") else began_age_s
@@ -123,9 +122,10 @@ def _ended(flags: pb.ResponseFlags, status: int | None, details: str) -> Ended:
     return Ended.UPSTREAM_ERROR if status >= 400 else Ended.COMPLETE
 
 
-def _values(struct: object) -> dict[str, str | float]:
+def _values(struct: Any) -> dict[str, str | float]:
+    """The texts and numbers of a google.protobuf.Struct."""
     found: dict[str, str | float] = {}
-    for name, value in struct.fields.items():  # type: ignore[attr-defined]  # google.protobuf.Struct has no stubs here
+    for name, value in struct.fields.items():
         kind = value.WhichOneof("kind")
         if kind == "string_value":
             found[name] = value.string_value
@@ -135,8 +135,9 @@ def _values(struct: object) -> dict[str, str | float]:
 
 
 def _timestamp(common: pb.AccessLogCommon) -> float:
-    return float(common.start_time.seconds) + common.start_time.nanos / 1e9
+    return _seconds(common.start_time)
 
 
-def _seconds(duration: object) -> float:
-    return float(duration.seconds) + duration.nanos / 1e9  # type: ignore[attr-defined]  # google.protobuf.Duration
+def _seconds(span: Any) -> float:
+    """A google.protobuf Timestamp or Duration in seconds."""
+    return float(span.seconds) + float(span.nanos) / 1e9

@@ -14,7 +14,7 @@ from extproc.candidates import Ask, Place, Planner
 from extproc.config.models import Config
 from extproc.counters import Counters
 from extproc.decisions import Decisions, Identity, Understood, considered
-from extproc.dialects import BodyLimits, InferenceRequest, ParsedRequest, parse
+from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
 from extproc.errors import BadRequest, LedgerDown
 from extproc.fleet import Fleet
 from extproc.learning import Learning
@@ -122,7 +122,7 @@ class Admission:
             # The adapter keeps ends that fall into an outage and sends them on return.
             return
 
-    async def _understand(self, pending: Pending, parsed: ParsedRequest, request: InferenceRequest, route: Route) -> Understood:
+    async def _understand(self, pending: Pending, parsed: Parsed, request: InferenceRequest, route: Route) -> Understood:
         started = self._clock_s()
         budget = route.lane.max_input_tokens
         counts = await self._counters.count(
@@ -145,8 +145,8 @@ class Admission:
                 sequences=request.sequences,
                 client_cap=request.max_output_tokens,
                 min_tokens=request.min_output_tokens,
-                runs_to_cap=request.ignore_eos,
-                generates=request.max_output_tokens != 0,
+                runs_to_cap=request.runs_to_cap,
+                generates=request.generates,
             )
             for name in what.chain
         }
@@ -220,13 +220,12 @@ class Admission:
         admitted = self._decisions.admitted(pending.who, what, chosen, shown, None)
         return admitted if self._config.mode == "enforce" else self._decisions.shadowed(admitted, admitted)
 
-    def _pass(self, pending: Pending, parsed: ParsedRequest) -> Decision:
+    def _pass(self, pending: Pending, parsed: Parsed) -> Decision:
         """Anything that takes no memory: control calls and, by rule, paths that are not understood."""
-        if parsed.route.kind == "unknown" and self._config.unknown_paths == "reject":
+        if parsed.unknown and self._config.unknown_paths == "reject":
             error = BadRequest(404, "unknown_path", "This path is not served here.")
             return self._decisions.bad_request(pending.who, error)
-        model = parsed.request.model if parsed.request is not None else None
-        route = self._lanes.classify(pending.head, model) if model else None
+        route = self._lanes.classify(pending.head, parsed.model) if parsed.model else None
         chain = route.chain if route is not None else self._lanes.any_target()
         if not chain:
             return self._decisions.refused(pending.who, Reason.UNKNOWN_MODEL, parsed=parsed)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from extproc.candidates import Place
 from extproc.config.models import Config
-from extproc.dialects import InferenceRequest, ParsedRequest, edit
+from extproc.dialects import InferenceRequest, Parsed, edit
 from extproc.errors import BadRequest
 from extproc.gateway.names import HEADER_ADAPTER, HEADER_MAX_RETRIES, HEADER_MODEL_AT, HEADER_RID, model_at
 from extproc.ledger.base import Reservation, Verdict
@@ -46,7 +46,7 @@ class Understood:
     ``over_budget`` names the targets that the lane's input budget closed for it; ``klass`` is its learning class.
     """
 
-    parsed: ParsedRequest
+    parsed: Parsed
     request: InferenceRequest
     route: Route
     chain: tuple[str, ...]
@@ -143,7 +143,7 @@ class Decisions:
         reason: Reason,
         *,
         what: Understood | None = None,
-        parsed: ParsedRequest | None = None,
+        parsed: Parsed | None = None,
         shown: tuple[ConsideredCandidate, ...] = (),
         earliest_s: float | None = None,
         ledger: str = "ok",
@@ -171,10 +171,9 @@ class Decisions:
         reason = _REASON_OF_STATUS.get(error.status, Reason.BAD_REQUEST)
         return self._rejection(who, Refusal(reason, error.status, error.message, None, error.code, error.param), None)
 
-    def passed(self, who: Identity, parsed: ParsedRequest, target: str, replica: str) -> Decision:
+    def passed(self, who: Identity, parsed: Parsed, target: str, replica: str) -> Decision:
         """A request that takes no memory goes on without a reservation, and is never retried elsewhere."""
-        request = parsed.request
-        span = request.edit.model if request is not None else None
+        span = parsed.model_span
         headers = [(HEADER_RID, who.rid), (HEADER_MAX_RETRIES, "0")]
         if span is not None:
             headers.append((HEADER_MODEL_AT, model_at(*span)))
@@ -183,7 +182,7 @@ class Decisions:
             mode=self._config.mode,
             rid=who.rid,
             lane=None,
-            model=request.model if request is not None else None,
+            model=parsed.model,
             target=target,
             replica=replica,
             reason=None,
@@ -191,23 +190,23 @@ class Decisions:
             plan=(replica,),
             headers=tuple(headers),
             metadata={"rid": who.rid, "decision": "pass", "target": target, "replica": replica},
-            body=parsed.body.data if parsed.body.changed and not self._shadow else None,
-            dialect=parsed.route.dialect,
+            body=parsed.body if parsed.decoded and not self._shadow else None,
+            dialect=parsed.dialect,
         )
 
-    def _rejection(self, who: Identity, refusal: Refusal, parsed: ParsedRequest | None) -> Decision:
+    def _rejection(self, who: Identity, refusal: Refusal, parsed: Parsed | None) -> Decision:
         return Decision(
             decision="reject",
             mode=self._config.mode,
             rid=who.rid,
             lane=None,
-            model=parsed.request.model if parsed is not None and parsed.request is not None else None,
+            model=parsed.model if parsed is not None else None,
             target=None,
             replica=None,
             reason=str(refusal.reason),
             refusal=refusal,
             metadata={"rid": who.rid, "decision": "reject", "reason": str(refusal.reason)},
-            dialect=parsed.route.dialect if parsed is not None else None,
+            dialect=parsed.dialect if parsed is not None else None,
         )
 
     def _forward(
@@ -217,10 +216,10 @@ class Decisions:
         request = what.request
         cap = chosen.limits.cap_tokens if chosen.limits and chosen.limits.write_cap else None
         usage = what.route.lane.include_usage and request.stream and not request.include_usage_asked
-        body, changed, span = what.parsed.body.data, what.parsed.body.changed, request.edit.model
+        body, changed, span = what.parsed.body, what.parsed.decoded, request.model_span
         if cap is not None or usage:
             edited = edit(body, request, cap=cap, include_usage=usage)
-            body, changed, span = edited.data, True, edited.model_span
+            body, changed, span = edited.body, edited.body is not body or changed, edited.model_span
         headers = [(HEADER_RID, who.rid), (HEADER_MAX_RETRIES, str(len(plan) - 1))]
         if span is not None:
             headers.append((HEADER_MODEL_AT, model_at(*span)))

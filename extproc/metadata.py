@@ -13,11 +13,6 @@ from collections.abc import Mapping
 from extproc.ledger.base import Reservation
 from extproc.types import Need
 
-#: Namespaces of Envoy's dynamic metadata.
-NAMESPACE = "kvgate"
-PLAN_NAMESPACE = "kvgate.plan"
-USAGE_NAMESPACE = "kvgate.usage"
-
 Value = str | float
 
 #: Field name -> attribute of Reservation, for plain text.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from google.protobuf.struct_pb2 import Struct
 
-from extproc.metadata import NAMESPACE, PLAN_NAMESPACE
+from extproc.gateway.names import DECISION_NAMESPACE, PLAN_NAMESPACE
 from extproc.types import Decision
 from extproc.wire import pb
 
@@ -68,7 +68,7 @@ def _set_headers(mutation: pb.HeaderMutation, headers: Sequence[tuple[str, str]]
 
 def _set_metadata(response: pb.ProcessingResponse, decision: Decision) -> None:
     fields = response.dynamic_metadata.fields
-    _fill(fields[NAMESPACE].struct_value, decision.metadata)
+    _fill(fields[DECISION_NAMESPACE].struct_value, decision.metadata)
     if decision.plan:
         groups = fields[PLAN_NAMESPACE].struct_value.fields["priority_groups"].list_value.values
         for cluster in decision.plan:

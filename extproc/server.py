@@ -145,6 +145,7 @@ class Service:
                     continue
                 if action is Action.PROTOCOL_ERROR or exchange.head is None:
                     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"unexpected {stage}")
+                    return
                 pending = self._admission.begin(exchange.head, owner)
                 started_ns = time.perf_counter_ns()
                 decision, answer = await self._answer(pending, exchange, action, stage)

@@ -1,0 +1,93 @@
+"""What a configuration's models become at start: cost models and counters, loaded once, every mistake in one list.
+
+Owns the loading; reads files (geometry, tokenizers) and nothing else. Two targets of one model share what they
+can share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from extproc.config.models import Config, Model
+from extproc.errors import ConfigError, GeometryError
+from extproc.memory import Geometry, KvModel, build_kv_model, engine_rules, load_geometry
+from extproc.tokens import PromptCounter, TokenizerError, bound_counter, load_counter
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSet:
+    """Geometry per model (None: tokens only) and the counter per target."""
+
+    config: Config
+    geometries: Mapping[str, Geometry | None]
+    counters: Mapping[str, PromptCounter]
+
+    @classmethod
+    def load(cls, config: Config, *, where: str) -> ModelSet:
+        """Load everything the configuration names; ``ConfigError`` with a line per file that cannot be used."""
+        problems: list[str] = []
+        geometries: dict[str, Geometry | None] = {}
+        counters: dict[str, PromptCounter] = {}
+        for name, model in config.models.items():
+            try:
+                geometries[name] = load_geometry(model.geometry) if model.geometry is not None else None
+            except GeometryError as error:
+                problems.append(f"{where}: models.{name}.geometry: {error}")
+            try:
+                counters[name] = _counter(name, model)
+            except TokenizerError as error:
+                problems.append(f"{where}: models.{name}.tokenizer: {error}")
+        loaded = cls(
+            config,
+            geometries,
+            {
+                name: counters[target.model] if target.model in counters else bound_counter(None)
+                for name, target in config.targets.items()
+            },
+        )
+        if not problems:
+            problems += loaded._kv_problems(where)
+        if problems:
+            raise ConfigError(problems)
+        return loaded
+
+    def geometry(self, target: str) -> Geometry | None:
+        """The geometry of a target's model, or None where none was named."""
+        model = self.config.targets[target].model
+        return self.geometries.get(model) if model is not None else None
+
+    def kv(self, target: str, block_tokens: int | None) -> KvModel:
+        """The cost model of a target whose engine reports blocks of this size (None: the engine's default)."""
+        settings = self.config.targets[target]
+        rules = engine_rules(settings.engine, None)
+        geometry = self.geometry(target)
+        if geometry is None:
+            shards = settings.tensor_parallel * settings.pipeline_parallel
+            return KvModel.tokens_only(block_tokens or rules.block_tokens, target, settings.engine, shards)
+        model = self.config.models[str(settings.model)]
+        return build_kv_model(
+            geometry,
+            rules,
+            kv_dtype=None if model.kv_dtype == "auto" else model.kv_dtype,
+            tp=settings.tensor_parallel,
+            pp=settings.pipeline_parallel,
+            block_tokens=block_tokens,
+        )
+
+    def _kv_problems(self, where: str) -> list[str]:
+        problems = []
+        for name, target in self.config.targets.items():
+            if target.remote:
+                continue
+            try:
+                self.kv(name, None)
+            except GeometryError as error:
+                problems.append(f"{where}: targets.{name}: {error}")
+        return problems
+
+
+def _counter(name: str, model: Model) -> PromptCounter:
+    if model.tokenizer is None:
+        return bound_counter(name, image_tokens=model.image_tokens)
+    return load_counter(model.tokenizer, chat_template=model.chat_template, name=name, image_tokens=model.image_tokens)

@@ -1,0 +1,160 @@
+"""Puts the parts of ``kvgate serve`` together for one configuration and runs them until told to stop.
+
+Owns the wiring and the order of start and stop; decides nothing. One runtime is one process on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+from extproc.admin import AdminServer, Answer
+from extproc.admission import Admission
+from extproc.candidates import Planner
+from extproc.completion import Completion
+from extproc.config.models import Config
+from extproc.counters import Counters
+from extproc.errors import ConfigError, LedgerDown
+from extproc.fleet import REFRESH_S, Fleet
+from extproc.learning import Learning
+from extproc.ledger.base import Ledger, LedgerSnapshot
+from extproc.ledger.inmemory import InMemoryLedger
+from extproc.ledger.posture import LocalShare
+from extproc.ledger.redis import RedisLedger
+from extproc.modelset import ModelSet
+from extproc.observe import Observer
+from extproc.server import Gate, Service, start
+from extproc.telemetry.decisionlog import DecisionLog, RingLog, StreamLog
+from extproc.telemetry.metrics import Metrics
+from extproc.telemetry.spans import Spans
+
+log = logging.getLogger("kvgate.serve")
+
+#: Envoy's health check runs every second: new streams go elsewhere before we stop taking them.
+DRAIN_S = 1.5
+#: After the drain, streams that are still undecided get this long.
+GRACE_S = 2.0
+
+
+async def open_ledger(config: Config, *, wait: bool = False) -> Ledger:
+    """The ledger the configuration names; with ``wait``, ``LedgerDown`` where it does not answer now."""
+    settings = config.ledger
+    if settings.url == "memory":
+        return InMemoryLedger(time.time)
+    if settings.url == "embedded":
+        raise ConfigError(["ledger.url: `embedded` works with `kvgate up` only; name a redis:// address"])
+    ledger = await RedisLedger.connect(settings.url, pool=settings.pool, deadline_s=settings.deadline_ms / 1000.0)
+    if wait:
+        await ledger.time_s()
+    return ledger
+
+
+class Runtime:
+    """The parts of one process."""
+
+    def __init__(self, config: Config, models: ModelSet, ledger: Ledger, decisions: DecisionLog, metrics: Metrics) -> None:
+        self.config = config
+        self.ledger = ledger
+        self.metrics = metrics
+        self.decisions = decisions
+        self.gate = Gate()
+        self.learning = Learning()
+        self.share = LocalShare()
+        self.fleet = Fleet(ledger, self._saw)
+        self.spans = Spans.from_config(config.telemetry, version=version("kvgate"), on_result=metrics.spans)
+        self.counters = Counters(models, deadline_ms=config.serve.count_deadline_ms)
+        observer = Observer(metrics, self.spans, decisions, self.fleet)
+        self.admission = Admission(
+            config,
+            planner=Planner(config, models.kv),
+            counters=self.counters,
+            ledger=ledger,
+            fleet=self.fleet,
+            learning=self.learning,
+            share=self.share,
+            clock_s=time.perf_counter,
+            spread=random.random,
+        )
+        self.completion = Completion(config, ledger, self.learning, observer, time.monotonic)
+        self.service = Service(self.admission, self.completion, observer, self.gate, config.serve.max_body_bytes)
+        self.admin = AdminServer({"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz})
+
+    async def run(self, listen: str, admin: str, ready: Callable[[str], None], stop: asyncio.Event) -> None:
+        """Serve until ``stop``; ``ready`` hears the bound address."""
+        await self.admin.start(admin)
+        await self.fleet.refresh()
+        server = await start(self.service, listen, self.config.serve.max_body_bytes, ready)
+        self.gate.set(True)
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(self.fleet.run()),
+                tasks.create_task(self.completion.run()),
+                tasks.create_task(self.completion.reap()),
+                tasks.create_task(self._beat()),
+            ]
+            await stop.wait()
+            self.gate.set(False)
+            log.info("draining")
+            await asyncio.sleep(DRAIN_S)
+            await self.service.settle()
+            await server.stop(GRACE_S)
+            for task in running:
+                task.cancel()
+        await self.decisions.close()
+        self.spans.close()
+        await self.admin.close()
+        await self.ledger.close()
+        log.info("stopped")
+
+    async def _beat(self) -> None:
+        """Tell the ledger that this instance lives, and keep the local share's view of how many do."""
+        while True:
+            with contextlib.suppress(LedgerDown):
+                await self.ledger.heartbeat()
+            await asyncio.sleep(REFRESH_S * 2)
+
+    def _saw(self, snapshot: LedgerSnapshot) -> None:
+        self.metrics.fleet(snapshot)
+        self.share.observe(snapshot)
+
+    async def _metrics(self, accept: str) -> Answer:
+        kind, body = self.metrics.exposition(accept)
+        return 200, kind, body
+
+    async def _livez(self, _accept: str) -> Answer:
+        return 200, "application/json", b'{"status":"alive"}\n'
+
+    async def _readyz(self, _accept: str) -> Answer:
+        components = {
+            "gate": "ok" if self.gate.open else "draining",
+            "ledger": "ok" if self.fleet.failures == 0 and self.fleet.snapshot is not None else "down",
+        }
+        # A ledger that is away is a posture, not an illness: the gate alone decides.
+        body = json.dumps({"status": components["gate"], "components": components}).encode() + b"\n"
+        return (200 if self.gate.open else 503), "application/json", body
+
+
+async def serve(config: Config, *, where: str, listen: str, admin: str, ready: Callable[[str], None]) -> None:
+    """Load everything, serve, and stop on SIGTERM or SIGINT."""
+    models = ModelSet.load(config, where=where)
+    metrics = Metrics.from_config(config, version=version("kvgate"))
+    ledger = await open_ledger(config)
+    decisions: DecisionLog = (
+        StreamLog(ledger.client, config.ledger.pool, config.telemetry.decision_log, on_drop=metrics.decision_log_dropped)
+        if isinstance(ledger, RedisLedger)
+        else RingLog(config.telemetry.decision_log)
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    log.info("starting", extra={"pid": os.getpid(), "listen": listen, "admin": admin})
+    await Runtime(config, models, ledger, decisions, metrics).run(listen, admin, ready, stop)

@@ -1,0 +1,67 @@
+"""Learning: quantiles that cover, silence below twenty samples, bounded memory."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.learning import FULL_SAMPLES, MAX_KEYS, MIN_SAMPLES, Learning
+
+KEY = ("fast", "big", "chat:s:-:long")
+BYTES = ("big", True, False)
+
+
+def test_too_few_samples_predict_nothing() -> None:
+    """Below the threshold the cap stays the prediction."""
+    learning = Learning()
+    for _ in range(MIN_SAMPLES - 1):
+        learning.observe_output(KEY, 100)
+    assert learning.expected_output(KEY) is None
+    learning.observe_output(KEY, 100)
+    assert learning.expected_output(KEY) is not None
+
+
+@given(st.lists(st.integers(1, 100_000), min_size=MIN_SAMPLES, max_size=FULL_SAMPLES - 1))
+def test_the_quantile_covers_nine_of_ten_and_overshoots_little(values: list[int]) -> None:
+    """At least 90 % of the samples lie at or below the prediction; it is at most 10 % above the true quantile."""
+    learning = Learning()
+    for value in values:
+        learning.observe_output(KEY, value)
+    expected = learning.expected_output(KEY)
+    assert expected is not None
+    assert sum(v <= expected for v in values) >= 0.9 * len(values) - 1e-9
+    true = sorted(values)[max(0, -(-9 * len(values) // 10) - 1)]
+    assert expected <= true * 1.1 + 1
+
+
+def test_yesterday_fades() -> None:
+    """After a change of behaviour the prediction follows within a few hundred answers."""
+    learning = Learning()
+    for _ in range(1000):
+        learning.observe_output(KEY, 4000)
+    for _ in range(3 * FULL_SAMPLES):
+        learning.observe_output(KEY, 50)
+    expected = learning.expected_output(KEY)
+    assert expected is not None
+    assert expected < 60
+
+
+def test_keys_are_bounded() -> None:
+    """Clients cannot grow the memory; the least recently used key is forgotten."""
+    learning = Learning()
+    for number in range(MAX_KEYS + 5):
+        for _ in range(MIN_SAMPLES):
+            learning.observe_output(("fast", "big", str(number)), 10)
+    assert learning.expected_output(("fast", "big", "0")) is None
+    assert learning.expected_output(("fast", "big", str(MAX_KEYS + 4))) is not None
+
+
+def test_bytes_become_tokens_once_calibrated() -> None:
+    """Output tokens are guessed from body bytes after twenty answers that carried their usage."""
+    learning = Learning()
+    assert learning.tokens_from_bytes(BYTES, 1000) is None
+    for tokens in range(10, 10 + MIN_SAMPLES):
+        learning.observe_bytes(BYTES, tokens * 40, tokens)
+    guess = learning.tokens_from_bytes(BYTES, 40_000)
+    assert guess is not None
+    assert abs(guess - 1000) <= 100
