@@ -35,14 +35,13 @@ def write(path: Path, data: Mapping[str, Any]) -> Config:
     return load(path)
 
 
-def with_value(data: Data, where: str, value: object) -> Data:
-    """A copy with ``value`` at the dotted path; missing sections are made."""
+def with_value(data: Data, value: object, *path: str) -> Data:
+    """A copy with ``value`` at ``path``, one key a word; missing sections are made."""
     out = copy.deepcopy(data)
     section = out
-    *sections, key = where.split(".")
-    for name in sections:
+    for name in path[:-1]:
         section = section.setdefault(name, {})
-    section[key] = value
+    section[path[-1]] = value
     return out
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -40,8 +40,7 @@ class Child:
     """One program to run.
 
     ``ready`` is asked every 50 ms for at most ``ready_within_s``; ``stop_within_s`` is how long it may take to end
-    after SIGTERM before it is killed. ``restarts`` is how often it is started again after an early end (0: an early
-    end ends the stack). ``orphan_signal`` is what the kernel sends it when the supervisor dies without a word: a
+    after SIGTERM before it is killed. ``orphan_signal`` is what the kernel sends it when the supervisor dies without a word: a
     program with children of its own wants SIGTERM, so that it can end them.
     """
 
@@ -51,7 +50,6 @@ class Child:
     environment: Mapping[str, str] | None = None
     ready_within_s: float = 20.0
     stop_within_s: float = 5.0
-    restarts: int = 0
     orphan_signal: signal.Signals = signal.SIGKILL
 
 
@@ -60,14 +58,20 @@ class _Running:
     child: Child
     process: subprocess.Popen[bytes]
     log: Path
-    restarts_left: int = field(default=0)
+    restarts_left: int
 
 
 class Supervisor:
-    """Starts, watches and stops children; use it as a context manager."""
+    """Starts, watches and stops children; use it as a context manager.
 
-    def __init__(self, log_directory: Path, *, say: Callable[[str], None] = lambda line: None) -> None:
+    ``restarts`` is how often each child is started again after an early end (0: its early end is the stack's).
+    """
+
+    def __init__(
+        self, log_directory: Path, *, restarts: int = 0, say: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.log_directory = log_directory
+        self._restarts = restarts
         self._say = say
         self._running: list[_Running] = []
         log_directory.mkdir(parents=True, exist_ok=True)
@@ -83,7 +87,7 @@ class Supervisor:
     def start(self, child: Child) -> None:
         """Start one child and wait until it is ready; ``ChildFailed`` if it ends or its time runs out."""
         log = self.log_directory / f"{child.name}.log"
-        running = _Running(child, _spawn(child, log), log, child.restarts)
+        running = _Running(child, _spawn(child, log), log, self._restarts)
         self._running.append(running)
         self._await_ready(running)
 
