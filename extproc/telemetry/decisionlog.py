@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
 from extproc.errors import LedgerDown
+from extproc.ledger.address import parse
 from extproc.ledger.keys import decisions_key
+from extproc.ledger.link import Link, pack
 from extproc.telemetry.record import Record, figures_of
 
 log = logging.getLogger("kvgate.decisionlog")
@@ -33,6 +31,8 @@ BATCH_ENTRIES = 128
 FLUSH_S = 0.1
 #: Wait after Redis failed.
 RETRY_S = 1.0
+#: Longest wait for one answer, with no request in hand.
+CALL_S = 1.0
 #: Longest that ``close`` tries to write what is queued.
 CLOSE_S = 1.0
 #: Entries read at once when the log is read backwards.
@@ -147,13 +147,14 @@ class RingLog:
 class StreamLog:
     """The log of a pool in a Redis stream, shared by every process of the pool.
 
-    Capped at about two entries per decision kept. An entry whose write was not answered is sent again and may
-    then stand twice; readers join by rid.
+    It has a connection of its own, so that its bytes never stand before a reservation's. The stream is capped at
+    about two entries per decision kept. An entry whose write was not answered is sent again and may then stand
+    twice; readers join by rid.
     """
 
-    def __init__(self, redis: Redis, pool: str, maxlen: int, *, on_drop: Callable[[int], None] | None = None) -> None:
-        """``redis`` stays the caller's to close; ``on_drop`` hears of each entry that found no room."""
-        self._redis = redis
+    def __init__(self, url: str, pool: str, maxlen: int, *, on_drop: Callable[[int], None] | None = None) -> None:
+        """``url`` as in ``ledger.address``; connects at the first use. ``on_drop`` hears of entries without room."""
+        self._link = Link(parse(url), _nothing_to_prepare)
         self._key = decisions_key(pool)
         self._maxlen = maxlen
         self._on_drop = on_drop or (lambda _count: None)
@@ -172,15 +173,16 @@ class StreamLog:
 
     async def recent(self, count: int) -> list[Record]:
         """The last ``count`` decisions, newest first; ``LedgerDown`` where Redis cannot be read."""
+        self._start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CALL_S):
+                await self._link.up.wait()
         joined = _Join(count)
         upper, left, last = "+", 2 * self._maxlen + PAGE_ENTRIES, False
         while left > 0 and not last:
             # One page more than needed: another process may have written an end before its decision was flushed.
             last = joined.full
-            try:
-                page: Any = await self._redis.xrevrange(self._key, max=upper, count=PAGE_ENTRIES)
-            except (RedisError, OSError, TimeoutError) as error:
-                raise LedgerDown(f"the decision log {self._key} cannot be read ({type(error).__name__})") from error
+            page = await self._link.call(pack("XREVRANGE", self._key, upper, "-", "COUNT", PAGE_ENTRIES), CALL_S)
             if not page:
                 break
             joined.feed(entry for _, fields in page for entry in _decode(fields))
@@ -190,14 +192,22 @@ class StreamLog:
     async def close(self) -> None:
         """Try once to write what is queued, then stop."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
+                if self._queue:
+                    await self._link.up.wait()
                 while self._queue and await self._flush():
                     pass
+        await self._link.close()
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._link.start()
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="kvgate-decisionlog")
 
     def _put(self, entry: _Entry) -> None:
         if len(self._queue) >= QUEUE_ENTRIES:
@@ -205,8 +215,7 @@ class StreamLog:
             self._on_drop(1)
             return
         self._queue.append(entry)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="kvgate-decisionlog")
+        self._start()
         self._wake.set()
 
     async def _run(self) -> None:
@@ -215,26 +224,32 @@ class StreamLog:
             self._wake.clear()
             await asyncio.sleep(FLUSH_S)
             while self._queue:
+                await self._link.up.wait()
                 if not await self._flush():
                     await asyncio.sleep(RETRY_S)
 
     async def _flush(self) -> bool:
-        """Write one batch; it leaves the queue only when Redis took it."""
-        batch = list(itertools.islice(self._queue, BATCH_ENTRIES))
-        pipe = self._redis.pipeline(transaction=False)
-        for field, record in batch:
-            line = json.dumps(record, separators=(",", ":"), default=str)
-            pipe.xadd(self._key, {field: line}, maxlen=2 * self._maxlen, approximate=True)
+        """Write one batch; what Redis did not take goes back to the head of the queue."""
+        batch = [self._queue.popleft() for _ in range(min(BATCH_ENTRIES, len(self._queue)))]
         try:
-            await pipe.execute()
-        except (RedisError, OSError, TimeoutError) as error:
-            log.warning(
-                "the decision log waits for Redis", extra={"cause": type(error).__name__, "queued": len(self._queue)}
-            )
-            return False
-        for _ in batch:
-            self._queue.popleft()
-        return True
+            answers = await asyncio.gather(*map(self._write, batch), return_exceptions=True)
+        except asyncio.CancelledError:
+            self._queue.extendleft(reversed(batch))
+            raise
+        missed = [entry for entry, answer in zip(batch, answers, strict=True) if isinstance(answer, LedgerDown)]
+        self._queue.extendleft(reversed(missed))
+        if missed:
+            log.warning("the decision log waits for Redis", extra={"queued": len(self._queue)})
+        return not missed
+
+    async def _write(self, entry: _Entry) -> None:
+        field, record = entry
+        line = json.dumps(record, separators=(",", ":"), default=str)
+        await self._link.call(pack("XADD", self._key, "MAXLEN", "~", 2 * self._maxlen, "*", field, line), CALL_S)
+
+
+async def _nothing_to_prepare(_ask: object) -> None:
+    """The log needs no scripts."""
 
 
 class _Join:
@@ -268,9 +283,9 @@ class _Join:
         return [recent_row(record, self._ends.get(record.get("rid") or "")) for record in self._decisions]
 
 
-def _decode(fields: Mapping[Any, Any]) -> Iterable[_Entry]:
-    """The entries in one stream entry; what is not ours or not readable is passed over."""
-    for field, value in fields.items():
+def _decode(fields: Sequence[bytes]) -> Iterable[_Entry]:
+    """The entries in one stream entry (field, value, ...); what is not ours or not readable is passed over."""
+    for field, value in zip(fields[::2], fields[1::2], strict=True):
         kind = _text(field)
         if kind not in (DECISION_FIELD, END_FIELD):
             continue
@@ -295,5 +310,5 @@ def _readable(record: Record) -> bool:
     return True
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")

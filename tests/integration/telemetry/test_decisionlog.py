@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,9 +27,11 @@ def record(rid: str, decision: Decision = FALLBACK) -> dict[str, Any]:
 
 
 @pytest.fixture(params=["stream", "ring"])
-def log(request: pytest.FixtureRequest, redis: Redis, pool: str) -> DecisionLog:
+async def log(request: pytest.FixtureRequest, valkey: ValkeyServer, pool: str) -> AsyncIterator[DecisionLog]:
     """Both homes of the log, under the same tests."""
-    return StreamLog(redis, pool, maxlen=100) if request.param == "stream" else RingLog(100)
+    found: DecisionLog = StreamLog(valkey.url, pool, maxlen=100) if request.param == "stream" else RingLog(100)
+    yield found
+    await found.close()
 
 
 async def rows(log: DecisionLog, count: int = 100, *, until: int = 1) -> list[dict[str, Any]]:
@@ -90,14 +93,15 @@ async def test_the_first_end_counts(log: DecisionLog) -> None:
     assert row["ended"] == "moved"
 
 
-async def test_an_end_that_overtook_its_decision_still_joins(redis: Redis, pool: str) -> None:
+async def test_an_end_that_overtook_its_decision_still_joins(valkey: ValkeyServer, pool: str) -> None:
     """Two processes flush on their own, so an end may stand before its decision in the stream."""
-    ending, deciding = StreamLog(redis, pool, 100), StreamLog(redis, pool, 100)
+    ending, deciding = StreamLog(valkey.url, pool, 100), StreamLog(valkey.url, pool, 100)
     ending.end(end_record("a", ended="complete"))
     await ending.close()
     deciding.append(record("a"))
     await deciding.close()
     (row,) = await deciding.recent(1)
+    await deciding.close()
     assert row["ended"] == "complete"
 
 
@@ -109,30 +113,31 @@ async def test_newest_first_and_no_more_than_asked(log: DecisionLog) -> None:
     assert [row["rid"] for row in await log.recent(3)] == ["r29", "r28", "r27"]
 
 
-async def test_more_than_one_page_is_read(redis: Redis, pool: str) -> None:
+async def test_more_than_one_page_is_read(valkey: ValkeyServer, pool: str) -> None:
     """A count above the page size reads on, and each decision stands once."""
-    log = StreamLog(redis, pool, maxlen=1000)
+    log = StreamLog(valkey.url, pool, maxlen=1000)
     for index in range(500):
         log.append(record(f"r{index}"))
         log.end(end_record(f"r{index}", ended="complete"))
     await log.close()
     found = await log.recent(450)
+    await log.close()
     assert [row["rid"] for row in found] == [f"r{index}" for index in range(499, 49, -1)]
     assert {row["ended"] for row in found} == {"complete"}
 
 
-async def test_the_stream_is_capped(redis: Redis, pool: str) -> None:
+async def test_the_stream_is_capped(redis: Redis, valkey: ValkeyServer, pool: str) -> None:
     """However many decisions are made, the stream keeps about two entries for each of the configured number."""
-    log = StreamLog(redis, pool, maxlen=100)
+    log = StreamLog(valkey.url, pool, maxlen=100)
     for index in range(2000):
         log.append(record(f"r{index}"))
     await log.close()
     assert 200 <= await redis.xlen(decisions_key(pool)) <= 320
 
 
-async def test_strangers_in_the_stream_are_passed_over(redis: Redis, pool: str) -> None:
+async def test_strangers_in_the_stream_are_passed_over(redis: Redis, valkey: ValkeyServer, pool: str) -> None:
     """Entries of another release, broken JSON and foreign fields cost no row and no error."""
-    log = StreamLog(redis, pool, maxlen=100)
+    log = StreamLog(valkey.url, pool, maxlen=100)
     for fields in (
         {"decision": "{"},
         {"decision": "[1]"},
@@ -145,14 +150,14 @@ async def test_strangers_in_the_stream_are_passed_over(redis: Redis, pool: str) 
     log.append(record("a"))
     await log.close()
     assert [row["rid"] for row in await log.recent(10)] == ["a"]
+    await log.close()
 
 
 async def test_appending_never_waits_and_drops_are_counted(pool: str) -> None:
     """With Redis stopped a burst beyond the queue costs microseconds, bounded memory, and a count."""
     with ValkeyServer() as server:
-        client = Redis.from_url(server.url, socket_timeout=0.2, socket_connect_timeout=0.2)
         dropped: list[int] = []
-        log = StreamLog(client, pool, maxlen=100, on_drop=dropped.append)
+        log = StreamLog(server.url, pool, maxlen=100, on_drop=dropped.append)
         server.pause()
         entry = record("a")
         started = time.monotonic()
@@ -164,30 +169,27 @@ async def test_appending_never_waits_and_drops_are_counted(pool: str) -> None:
         await log.close()
         assert time.monotonic() - started < decisionlog.CLOSE_S + 1
         server.resume()
-        await client.aclose()
 
 
 async def test_what_was_queued_arrives_when_redis_is_back(pool: str) -> None:
     """An outage shorter than the queue loses nothing."""
     with ValkeyServer(appendonly=True) as server:
-        client = Redis.from_url(server.url, socket_timeout=0.2, socket_connect_timeout=0.2)
-        log = StreamLog(client, pool, maxlen=100)
+        log = StreamLog(server.url, pool, maxlen=100)
         log.append(record("before"))
         assert [row["rid"] for row in await rows(log)] == ["before"]
         server.kill()
         log.append(record("during"))
         await asyncio.sleep(0.4)
-        with pytest.raises(LedgerDown, match="decision log"):
+        with pytest.raises(LedgerDown, match="ledger away"):
             await log.recent(1)
         server.start()
         assert [row["rid"] for row in await rows(log, until=2)] == ["during", "before"]
         await log.close()
-        await client.aclose()
 
 
-async def test_the_key_carries_the_pools_hash_tag(redis: Redis, pool: str) -> None:
+async def test_the_key_carries_the_pools_hash_tag(redis: Redis, valkey: ValkeyServer, pool: str) -> None:
     """In a Redis Cluster the log lies in the slot of its pool."""
-    log = StreamLog(redis, pool, maxlen=100)
+    log = StreamLog(valkey.url, pool, maxlen=100)
     log.append(record("a"))
     await log.close()
     assert await redis.exists(f"kvgate:{{{pool}}}:decisions") == 1
