@@ -148,7 +148,7 @@ async def serve(config: Config, *, where: str, listen: str, admin: str, ready: C
     metrics = Metrics.from_config(config, version=version("kvgate"))
     ledger = await open_ledger(config)
     decisions: DecisionLog = (
-        StreamLog(ledger.client, config.ledger.pool, config.telemetry.decision_log, on_drop=metrics.decision_log_dropped)
+        StreamLog(config.ledger.url, config.ledger.pool, config.telemetry.decision_log, on_drop=metrics.decision_log_dropped)
         if isinstance(ledger, RedisLedger)
         else RingLog(config.telemetry.decision_log)
     )
