@@ -29,14 +29,13 @@ _KIND_NAMES: Mapping[str, str] = {
     "mamba2": "state",
     "conv": "state",
     "hybrid": "both",
+    "deepseek_sparse_attention": "full",
     "mlp": "none",
     "moe": "none",
 }
 
 #: Families whose ``sliding_window`` applies to every layer that no list or interval says otherwise of.
-_SLIDING_ALL = frozenset(
-    {"mistral", "mixtral", "starcoder2", "phi3", "phimoe", "ministral", "ministral3", "mistral4"}
-)
+_SLIDING_ALL = frozenset({"mistral", "mixtral", "starcoder2", "phi3", "phimoe", "ministral", "ministral3", "mistral4"})
 #: Families that carry ``sliding_window`` and switch it on with ``use_sliding_window`` only.
 _SLIDING_SWITCHED = frozenset({"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl",
                                "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_next", "dots1"})  # fmt: skip
@@ -80,7 +79,7 @@ def geometry_from_config(config: Mapping[str, object], *, where: str, name: str 
     """Geometry of a parsed ``config.json``; GeometryError names ``where`` and the field that is not understood."""
     fields = text_fields(config, where)
     _refuse_unknown(fields)
-    count = fields.integer("num_hidden_layers", minimum=1)
+    count = _layer_count(fields)
     kinds = _layer_kinds(fields, count)
     rows: list[LayerGroup | None] = []
     sharing = fields.integer("num_kv_shared_layers", 0)
@@ -162,6 +161,14 @@ _STATE_FIELDS = frozenset(
     mamba_d_ssm qk_rope_head_dim num_global_key_value_heads global_head_dim index_head_dim index_n_heads index_topk
     """.split()
 )
+
+
+def _layer_count(fields: Fields) -> int:
+    for listed in ("layers_block_type", "hybrid_override_pattern"):
+        value = fields.raw(listed)
+        if not fields.has("num_hidden_layers") and isinstance(value, (list, str)) and value:
+            return len(value)
+    return fields.integer("num_hidden_layers", minimum=1)
 
 
 # --- which kind each layer is ------------------------------------------------------------------------------
@@ -269,6 +276,8 @@ def _indices(fields: Fields, count: int) -> list[str]:
 def _slides_everywhere(fields: Fields) -> bool:
     if not fields.has("sliding_window") or fields.raw("use_sliding_window") is False:
         return False
+    if fields.integer("sliding_window", minimum=1) >= fields.integer("max_position_embeddings", 1 << 62):
+        return False  # a window that no sequence outgrows
     if fields.model_type in _SLIDING_ALL:
         return True
     if fields.model_type in _KNOWN:

@@ -116,18 +116,34 @@ def _feed_forward(f: Fields, index: int, kind: str, hidden: int) -> tuple[int, i
     elif f.has("block_configs"):
         raise f.fault("block_configs", "has feed-forward sizes per layer, which are not counted")
     experts = f.integer("num_experts", 0)
-    sparse = experts > 1 and _is_sparse(f, index)
-    if not sparse:
-        inter = f.raw("intermediate_size")
-        width = int(inter[index]) if isinstance(inter, list) else f.integer("intermediate_size_mlp", 0) or f.integer(
-            "intermediate_size", 4 * hidden)  # fmt: skip
-        return matrices * hidden * width, 0
+    wide = 2 if f.raw("use_double_wide_mlp") is True and index >= f.integer("num_hidden_layers") - f.integer(
+        "num_kv_shared_layers", 0) else 1  # fmt: skip
+    if experts <= 1 or not _is_sparse(f, index):
+        return matrices * hidden * _dense_width(f, index, hidden) * wide, 0
     width = f.integer("moe_intermediate_size", 0) or f.integer("intermediate_size", minimum=1)
+    # Nemotron 3: experts work in a narrower latent space between two projections.
+    latent = f.integer("moe_latent_size", 0)
+    dense = matrices * hidden * _shared_width(f, width) + hidden * experts + 2 * hidden * latent
+    if f.raw("enable_moe_block") is True:
+        # Gemma 4: the experts stand beside a dense feed-forward.
+        dense += matrices * hidden * f.integer("intermediate_size", minimum=1)
+    return dense, matrices * (latent or hidden) * width * experts
+
+
+def _dense_width(f: Fields, index: int, hidden: int) -> int:
+    inter = f.raw("intermediate_size")
+    if isinstance(inter, list):
+        return int(inter[index])
+    return f.integer("intermediate_size_mlp", 0) or f.integer("intermediate_size", 4 * hidden)
+
+
+def _shared_width(f: Fields, width: int) -> int:
+    """Width of the experts every token passes."""
+    if f.has("moe_shared_expert_intermediate_size"):
+        return f.integer("moe_shared_expert_intermediate_size")
     shared = f.integer("n_shared_experts", f.integer("num_shared_experts", 0)) * width
     shared += f.integer("shared_expert_intermediate_size", 0) + f.integer("shared_intermediate_size", 0)
-    if f.model_type.startswith("llama4"):
-        shared += width
-    return matrices * hidden * shared + hidden * experts, matrices * hidden * width * experts
+    return shared + (width if f.model_type.startswith("llama4") else 0)
 
 
 def _is_sparse(f: Fields, index: int) -> bool:

@@ -20,12 +20,14 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 #: Inputs understood, whatever the check; a row with any other input is still run, and the line says which was ignored.
-KNOWN_INPUTS = frozenset("""
+KNOWN_INPUTS = frozenset(
+    """
     available_gib params_b bpw nominal_bpw mamba_mode n_seq_max unified max_num_batched_tokens util total_gib non_kv_gib rs
     log_style tokens flash_attn num_blocks extra_bytes_per_token emb_factor bytes_per_token_layer n_ubatch no_iswa ssm_bytes
     conv_bytes swa_full swa_cells num_parallel out_emb_factor dcp dp pp block_size spec_tokens num_speculative_tokens
     draft_layers mtp mla concurrent_batches async_scheduling disable_hybrid n_batch swa_ratio swa_full_tokens_ratio cudagraph_gib
-    """.split())
+    """.split()
+)
 
 _KINDS = {
     "full": LayerKind.FULL,
@@ -149,4 +151,6 @@ class Row:
         gpu = self.data.get("gpu") or ""
         size = re.search(r"(\d+)\s*G[Bi]", gpu)
         large = any(card in gpu for card in ("H100", "H200", "H20", "B200", "MI300"))
-        return default_batched_tokens(int(size.group(1)) * GIB if size else (80 * GIB if large or not gpu else 24 * GIB), gpu)
+        return default_batched_tokens(
+            int(size.group(1)) * GIB if size else (80 * GIB if large or not gpu else 24 * GIB), gpu
+        )

@@ -16,15 +16,12 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from extproc.errors import GeometryError
-from extproc.memory import LayerKind, build_kv_model, catalogue_row, kv_types
-from extproc.memory import caches
+from extproc.memory import build_kv_model, caches, catalogue_row, kv_types
 from extproc.memory.catalogue import catalogue_geometry
-from extproc.memory.engines import canonical_engine
 from extproc.memory.kv import KvModel
-from extproc.memory.weights import FORMATS, WeightFormat, format_in_name, weights_bytes
+from extproc.memory.weights import WeightFormat, format_in_name, weights_bytes
 from tests.ground_truth.rows import GIB, KNOWN_INPUTS, MIB, Row
 
 SHIPPED = Path(__file__).with_name("memory_ground_truth.json")
@@ -176,7 +173,7 @@ def _weights_blind(row: Row) -> float:
     name, form = format_in_name(str(row.data["model"]).split("(")[0].strip())
     nominal = float(row.inputs["nominal_bpw"])
     shards = int(row.data.get("tp") or 1)
-    if form is not None and FORMATS[form.name].linear != FORMATS[form.name].embedding and catalogue_row(name):
+    if form is not None and len({form.linear, form.experts, form.embedding}) > 1 and catalogue_row(name):
         params = catalogue_geometry(name).params
         if params is not None:
             return weights_bytes(params, form, shards) / GIB
@@ -221,7 +218,9 @@ def run_row(row: Row) -> Result:
         metrics = CHECKS[check](row)
         got = float(metrics[metric])
     except (GeometryError, KeyError, TypeError, ValueError) as e:
-        return Result(**base, got=None, error_pct=None, verdict="error", counted=not circular, note=f"{type(e).__name__}: {e}")
+        return Result(
+            **base, got=None, error_pct=None, verdict="error", counted=not circular, note=f"{type(e).__name__}: {e}"
+        )
     difference = 100.0 * (got - value) / value if value else (0.0 if got == value else 100.0)
     signed = -difference if metric in _CAPACITY_METRICS else difference
     ok = abs(difference) <= tol
@@ -279,7 +278,11 @@ class Summary:
             ("compute buffers", self.errors({"compute_buffer"})),
             ("vLLM memory identity", self.errors({"vllm_identity"})),
         )
-        out = [f"{n}: n {len(e)}, median {statistics.median(e):.3f} %, p90 {p90(e):.2f} %, max {e[-1]:.2f} %" for n, e in classes if e]
+        out = [
+            f"{n}: n {len(e)}, median {statistics.median(e):.3f} %, p90 {p90(e):.2f} %, max {e[-1]:.2f} %"
+            for n, e in classes
+            if e
+        ]
         failed = [r.id for r in self.results if r.verdict in ("fail", "error")]
         strict = [r.id for r in self.counted if r.error_pct is not None and r.error_pct < -UNDER_COUNT_PCT]
         out.append(
