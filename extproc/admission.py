@@ -184,7 +184,12 @@ class Admission:
     def _settle(
         self, pending: Pending, what: Understood, places: Sequence[Place], usable: Sequence[Place], result: ReserveResult
     ) -> Decision:
-        who, shown = pending.who, considered(what, places, result.verdicts)
+        who = pending.who
+        if result.ended:
+            # Its end came before its reservation: the client is gone, and nobody will read this answer.
+            pending.touched_ledger = False
+            return self._decisions.refused(who, Reason.INTERNAL, what=what)
+        shown = considered(what, places, result.verdicts)
         if self._config.mode == "shadow":
             fits = next((p for p, v in zip(usable, result.verdicts, strict=True) if v.refused_by is None), None)
             would = (

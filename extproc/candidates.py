@@ -140,6 +140,7 @@ class Planner:
             max_waiting=target.max_waiting,
             lane_share=lane.share,
             lane_yields_at=lane.yields_at,
+            expected_s=None if not decode or not rate else ask.count.input_tokens / rate + limits.expected_tokens / decode,
         )
         return Place(name, replica.name, limits, candidate, None)
 

@@ -272,6 +272,7 @@ class Decisions:
             cap_blocks=candidate.cap_blocks,
             cap_s=candidate.cap_s,
             devices=candidate.devices,
+            expected_s=candidate.expected_s or 0.0,
         )
         return fields | reservation_fields(reservation, self._config.ledger.pool)
 

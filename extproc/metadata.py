@@ -49,6 +49,7 @@ def reservation_fields(reservation: Reservation, pool: str) -> dict[str, Value]:
     fields["pool"] = pool
     fields["reserved_at"] = reservation.reserved_at_s
     fields["cap_s"] = reservation.cap_s
+    fields["expected_s"] = reservation.expected_s
     if reservation.max_output_tokens is not None:
         fields["max_output_tokens"] = float(reservation.max_output_tokens)
     if reservation.need.vram_bytes:
@@ -64,6 +65,7 @@ def reservation_from(fields: Mapping[str, object], pool: str) -> Reservation | N
     counts = {attribute: _count(fields.get(name)) for name, attribute in _COUNTS.items()}
     need = {attribute: _count(fields.get(name)) for name, attribute in _NEED.items()}
     cap, reserved_at, cap_s = fields.get("max_output_tokens"), fields.get("reserved_at"), fields.get("cap_s")
+    expected_s = fields.get("expected_s")
     if not all(isinstance(value, str) for value in text.values()):
         return None
     if any(value is None for value in (*counts.values(), *need.values())):
@@ -79,6 +81,7 @@ def reservation_from(fields: Mapping[str, object], pool: str) -> Reservation | N
         max_output_tokens=_count(cap),
         cap_s=cap_s,
         devices=devices,
+        expected_s=expected_s if isinstance(expected_s, float) and math.isfinite(expected_s) else 0.0,
     )
 
 

@@ -11,7 +11,9 @@ import json
 import logging
 import os
 import random
+import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -23,7 +25,7 @@ from extproc.completion import Completion
 from extproc.config.models import Config
 from extproc.counters import Counters
 from extproc.errors import ConfigError, LedgerDown
-from extproc.fleet import REFRESH_S, Fleet
+from extproc.fleet import Fleet
 from extproc.learning import Learning
 from extproc.ledger.base import Ledger, LedgerSnapshot
 from extproc.ledger.inmemory import InMemoryLedger
@@ -40,6 +42,8 @@ log = logging.getLogger("kvgate.serve")
 
 #: Envoy's health check runs every second: new streams go elsewhere before we stop taking them.
 DRAIN_S = 1.5
+#: How often an instance says that it lives, and how long it counts as living after that.
+BEAT_S, BEAT_TTL_S = 1.0, 5.0
 #: After the drain, streams that are still undecided get this long.
 GRACE_S = 2.0
 
@@ -51,7 +55,12 @@ async def open_ledger(config: Config, *, wait: bool = False) -> Ledger:
         return InMemoryLedger(time.time)
     if settings.url == "embedded":
         raise ConfigError(["ledger.url: `embedded` works with `kvgate up` only; name a redis:// address"])
-    ledger = await RedisLedger.connect(settings.url, pool=settings.pool, deadline_s=settings.deadline_ms / 1000.0)
+    ledger = await RedisLedger.connect(
+        settings.url,
+        settings.pool,
+        deadline_s=settings.deadline_ms / 1000.0,
+        periodic_s=config.envoy.periodic_s,
+    )
     if wait:
         await ledger.time_s()
     return ledger
@@ -65,6 +74,7 @@ class Runtime:
         self.ledger = ledger
         self.metrics = metrics
         self.decisions = decisions
+        self._instance = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
         self.gate = Gate()
         self.learning = Learning()
         self.share = LocalShare()
@@ -118,8 +128,8 @@ class Runtime:
         """Tell the ledger that this instance lives, and keep the local share's view of how many do."""
         while True:
             with contextlib.suppress(LedgerDown):
-                await self.ledger.heartbeat()
-            await asyncio.sleep(REFRESH_S * 2)
+                self.share.live_sidecars = await self.ledger.heartbeat(self._instance, BEAT_TTL_S)
+            await asyncio.sleep(BEAT_S)
 
     def _saw(self, snapshot: LedgerSnapshot) -> None:
         self.metrics.fleet(snapshot)

@@ -31,6 +31,7 @@ reservations = st.builds(
     cap_blocks=count,
     cap_s=st.floats(0, 1e6),
     devices=st.just(("GPU-1", "GPU-2")),
+    expected_s=st.floats(0, 1e6),
 )  # fmt: skip
 
 
