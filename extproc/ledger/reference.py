@@ -122,7 +122,7 @@ class ReferenceLedger:
             scrape, sums, whole(c.static_capacity_blocks), epoch, to_us(q.fresh_s), to_us(q.unknown_s), now
         )
         if h.size < 0:
-            return Verdict("not_tried" if tried else h.refused_by, h.state)
+            return Verdict("not_tried" if tried else str(h.refused_by), h.state)
         room = h.size - math.ceil(h.size * c.watermark)
         foreign = max(0, scrape.foreign) if scrape is not None and scrape.expires_us > now else 0
         committed = sums.kv + foreign
@@ -131,6 +131,7 @@ class ReferenceLedger:
             refused = "not_tried"
         elif refused is None:
             refused, retry_us = refusal(c, self._room(q, c, room, committed, h.state == "ready", now))
+        refused = None if refused is None else str(refused)  # a plain string, as Redis answers
         return Verdict(refused, h.state, room, committed, room - committed, None if retry_us < 0 else retry_us / 1e6)
 
     def _room(self, q: ReserveRequest, c: Candidate, room: int, committed: int, fresh: bool, now: int) -> Room:
