@@ -1,0 +1,145 @@
+"""``kvgate status``: what the shared ledger holds now, and the last decisions.
+
+Reads the ledger, not ``kvgate serve``: what it shows is what every sidecar of the pool decides by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from dataclasses import replace
+from typing import Any
+
+from extproc.config import Config, load
+from extproc.errors import ConfigError, LedgerDown
+from extproc.ledger.base import LedgerSnapshot, LiveReservation, ReplicaState, ReplicaView
+from extproc.ledger.redis import RedisLedger
+from extproc.telemetry.decisionlog import StreamLog
+from extproc.telemetry.state import state_json
+from extproc.telemetry.tables import status_text
+
+HELP = "headroom per replica, device and lane; recent decisions"
+
+#: Decisions shown unless told otherwise.
+RECENT = 10
+#: Seconds between two pages of ``--watch``.
+WATCH_S = 2.0
+CLEAR = "\x1b[H\x1b[2J"
+#: Ledgers that no other process can look into -> what to do instead.
+_PRIVATE = {
+    "memory": "its ledger lives inside `kvgate serve`; use a redis:// address to see it from outside",
+    "embedded": "its address is known to `kvgate up` alone; give the one that `up` prints with --ledger",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument("-c", "--config", metavar="FILE", help="the configuration, kvgate.yaml (default: all defaults)")
+    parser.add_argument("--ledger", metavar="URL", help="the ledger's address (default: ledger.url)")
+    parser.add_argument(
+        "--recent", type=int, default=RECENT, metavar="N", help=f"decisions to show (default: {RECENT})"
+    )
+    parser.add_argument("--watch", action="store_true", help=f"show again every {WATCH_S:.0f} s until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object per page")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 shown, 1 the ledger cannot be read, 2 wrong usage."""
+    if args.recent < 0:
+        print(f"--recent: {args.recent} is not a number of decisions; give 0 or more", file=sys.stderr)
+        return 2
+    config = load(args.config) if args.config else Config()
+    url = args.ledger or config.ledger.url
+    where = "--ledger" if args.ledger else f"{args.config or 'defaults'}: ledger.url"
+    if url in _PRIVATE:
+        print(f"{where}: {url!r} cannot be read from here: {_PRIVATE[url]}", file=sys.stderr)
+        return 1
+    # What the connection logs while it retries is said once, by us.
+    logging.getLogger("kvgate").addHandler(logging.NullHandler())
+    try:
+        return asyncio.run(_show(config, url, where, args))
+    except KeyboardInterrupt:
+        return 0
+
+
+async def _show(config: Config, url: str, where: str, args: argparse.Namespace) -> int:
+    pool = config.ledger.pool
+    try:
+        # A deadline of a second: nobody waits with a request in hand, and a busy server may be what is looked for.
+        ledger = await RedisLedger.connect(url, pool, deadline_s=1.0)
+    except (ValueError, OSError) as error:
+        raise ConfigError([f"{where}: {error}; correct the address"]) from error
+    log = StreamLog(url, pool, config.telemetry.decision_log)
+    try:
+        while True:
+            shown = await _page(config, ledger, log, where, args)
+            if not args.watch:
+                return 0 if shown else 1
+            await asyncio.sleep(WATCH_S)
+    finally:
+        await log.close()
+        await ledger.close()
+
+
+async def _page(config: Config, ledger: RedisLedger, log: StreamLog, where: str, args: argparse.Namespace) -> bool:
+    """Print one page; False where the ledger did not answer, which is said on stderr."""
+    try:
+        page = await status(config, ledger, log, args.recent)
+    except LedgerDown as error:
+        print(f"{where}: {error}; start the ledger or correct its address", file=sys.stderr, flush=True)
+        return False
+    clear = CLEAR if args.watch and not args.json and sys.stdout.isatty() else ""
+    print(clear + (json.dumps(page) if args.json else status_text(page)), flush=True)
+    return True
+
+
+async def status(config: Config, ledger: RedisLedger, log: StreamLog, recent: int) -> dict[str, Any]:
+    """The object of ``kvgate status --json``; ``LedgerDown`` where it cannot be had."""
+    snapshot = _complete(await ledger.snapshot(), config)
+    held: dict[str, list[LiveReservation]] = {
+        name: await ledger.reservations(name) if view.reservations else [] for name, view in snapshot.replicas.items()
+    }
+    views = snapshot.replicas.values()
+    rows = await log.recent(recent) if recent else []
+    return {
+        "ledger": {
+            "state": ledger.status.state,
+            "latency_ms": round(ledger.status.latency_ms, 2),
+            "pool": config.ledger.pool,
+            "live_sidecars": snapshot.live_sidecars,
+            "reservations": sum(view.reservations for view in views),
+            "orphaned": sum(view.orphaned for view in views),
+            "over_admissions": sum(view.over_admissions for view in views),
+        },
+        "state": state_json(snapshot, held),
+        "recent": rows,
+    }
+
+
+def _complete(snapshot: LedgerSnapshot, config: Config) -> LedgerSnapshot:
+    """The snapshot with a row for every configured replica, those that no agent ever reported included."""
+    targets = {replica.name: target for target, _, replica in config.local_replicas()}
+    found = {name: replace(v, target=v.target or targets.get(name, "")) for name, v in snapshot.replicas.items()}
+    for name, target in targets.items():
+        if name not in found:
+            found[name] = ReplicaView(
+                report=None,
+                replica=name,
+                target=target,
+                state=ReplicaState.UNKNOWN,
+                age_s=None,
+                reserved_blocks=0,
+                foreign_blocks=None,
+                committed_blocks=0,
+                headroom_blocks=None,
+                sequences=0,
+                prefill_level_tokens=0.0,
+                reservations=0,
+                orphaned=0,
+                over_admissions=0,
+            )
+    lanes = dict.fromkeys(config.lanes, 0) | snapshot.lanes
+    return replace(snapshot, replicas=found, lanes=lanes)
