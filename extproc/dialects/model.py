@@ -138,7 +138,7 @@ class InferenceRequest:
     ``unknown_parts`` counts content parts of types we do not know; each is charged a configured amount.
     ``prefill`` says that the last message is an assistant's to be continued. ``context_tokens`` is a context
     length that the request itself asks the engine for (Ollama's num_ctx), None otherwise.
-    ``reserve`` is False for control calls and load/unload requests.
+    ``reserve`` is False for control calls and load/unload requests. ``body_bytes`` is the decoded body's size.
     """
 
     dialect: str
@@ -160,6 +160,7 @@ class InferenceRequest:
     context_tokens: int | None = None
     schema_bytes: int = 0
     warnings: tuple[str, ...] = ()
+    body_bytes: int = 0
     edit: EditPoints = EditPoints(start=0, empty=True)
 
     @property

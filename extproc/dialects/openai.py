@@ -98,6 +98,7 @@ def pooled(members: Members, route: Route, gathered: Gathered, prompts: tuple[Pr
         images=tuple(gathered.images),
         unknown_parts=gathered.unknown_parts,
         warnings=tuple(gathered.warnings),
+        body_bytes=len(members.data),
         edit=fields.edit_points(members, (), ()),
     )
 
@@ -139,6 +140,7 @@ def generation(
         prefill=prefill,
         schema_bytes=schema_bytes,
         warnings=tuple(gathered.warnings),
+        body_bytes=len(members.data),
         edit=fields.edit_points(members, caps, cap_path),
     )
 

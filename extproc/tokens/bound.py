@@ -1,0 +1,128 @@
+"""Upper bounds on token counts that hold without a tokenizer.
+
+A byte-level tokenizer emits at most one token per UTF-8 byte of its normalised text, a character-level one (with
+byte fallback) at most one per character or byte, plus a prefix per text. Normalisation can lengthen text (NFC of
+U+1D160 is three times as long, NFKC of U+FDFA ten times), so the longest of the forms in use counts. What a chat
+template adds is bounded by constants that hold for every template in the tests, with a factor to spare.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+from extproc.dialects.model import ChatPrompt, Json, Prompt, TextPrompt, TokenPrompt
+
+#: BOS, EOS, CLS, SEP and the like around one prompt, and the blank that SentencePiece puts before a text.
+PROMPT_OVERHEAD = 4
+
+#: What a template says of its own accord: default system prompts, dates, the generation prompt.
+TEMPLATE_BASE = 256
+
+#: The instructions that explain tools to the model, beside the tools themselves (longest seen: 513 tokens).
+TOOLS_BASE = 1024
+
+#: Role markers, turn ends, empty reasoning blocks of one message (longest seen: 11 tokens).
+PER_MESSAGE = 24
+
+#: Markup of one tool call, and of one argument or schema key where a template spells it in tags.
+PER_CALL = 64
+PER_KEY = 24
+
+#: A picture's placeholder between its start and end marks, or a line of its own.
+PER_PART = 8
+
+#: Characters looked at in one step, so that other threads get a turn.
+_STEP = 1024 * 1024
+
+
+def text_bound(text: str) -> int:
+    """Most tokens that any tokenizer in use makes of ``text``, special tokens around it not included."""
+    if text.isascii():
+        return len(text)
+    return sum(_step_bound(text[start : start + _STEP]) for start in range(0, len(text), _STEP))
+
+
+def _step_bound(text: str) -> int:
+    longest = _utf8(text)
+    if not unicodedata.is_normalized("NFC", text):
+        longest = max(longest, _utf8(unicodedata.normalize("NFC", text)))
+    if not unicodedata.is_normalized("NFKC", text):
+        longest = max(longest, _utf8(unicodedata.normalize("NFKC", text)))
+    if not unicodedata.is_normalized("NFKD", text):
+        # Accent-stripping tokenizers (BERT) see decomposed characters, one token each at most.
+        longest = max(longest, len(unicodedata.normalize("NFKD", text)))
+    return longest
+
+
+def _utf8(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def prompt_bound(prompt: Prompt, template_overhead: int = TEMPLATE_BASE) -> int:
+    """Most tokens of one prompt, pictures and unknown parts not included."""
+    if isinstance(prompt, TokenPrompt):
+        return prompt.length + sum(map(text_bound, prompt.texts)) + PROMPT_OVERHEAD * bool(prompt.texts)
+    if isinstance(prompt, TextPrompt):
+        return sum(text_bound(text) + PROMPT_OVERHEAD for text in prompt.texts)
+    return chat_bound(prompt, template_overhead)
+
+
+def chat_bound(prompt: ChatPrompt, template_overhead: int = TEMPLATE_BASE) -> int:
+    """Most tokens of a conversation under any chat template: all its strings, tools indented, markup per piece."""
+    total = template_overhead + PROMPT_OVERHEAD
+    for message in prompt.messages:
+        total += PER_MESSAGE
+        for name, value in message.items():
+            if name == "tool_calls":
+                total += sum(map(_call_bound, value if isinstance(value, list) else [value]))
+            elif type(value) is str:
+                total += text_bound(value)
+            else:
+                total += _value_bound(value)
+    if prompt.tools:
+        total += TOOLS_BASE + _value_bound(prompt.tools) + text_bound(_printed(prompt.tools))
+    if prompt.kwargs:
+        total += text_bound(_printed(prompt.kwargs))
+    return total
+
+
+def _call_bound(call: Json) -> int:
+    """A tool call: its arguments may be printed as the client wrote them, parsed and printed anew, or in tags."""
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    total = PER_CALL + _value_bound(call) + text_bound(_printed(call))
+    if isinstance(arguments, str) and arguments:
+        try:
+            parsed = json.loads(arguments)
+        except (ValueError, RecursionError):
+            parsed = {}
+        total += _value_bound(parsed) + max(0, text_bound(_printed(parsed)) - text_bound(arguments))
+    return total
+
+
+def _value_bound(root: Json) -> int:
+    """Text of all strings of a nested value, and markup for every key and part; numbers as they print."""
+    total = 0
+    stack = [root]
+    while stack:
+        value = stack.pop()
+        if type(value) is str:
+            total += text_bound(value)
+        elif type(value) is list:
+            total += PER_PART * len(value)
+            stack.extend(value)
+        elif type(value) is dict:
+            total += PER_KEY * len(value)
+            stack.extend(value.values())
+        elif value is not None:
+            total += 24
+    return total
+
+
+def _printed(value: Json) -> str:
+    """JSON as the widest template prints it."""
+    try:
+        return json.dumps(value, ensure_ascii=False, indent=4, default=str)
+    except (ValueError, RecursionError):
+        return ""

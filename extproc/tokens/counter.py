@@ -1,0 +1,210 @@
+"""One model's counter: a request in, a token count out, exact where it can be, else a true upper bound."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from extproc.dialects.model import ChatPrompt, InferenceRequest, Prompt, TextPrompt
+from extproc.errors import ConfigError
+from extproc.memory.vision import image_tokens
+from extproc.tokens import bound as bounds
+from extproc.tokens.conversation import prepared
+from extproc.tokens.encoders import EncoderFailure, Vocabulary, load_vocabulary
+from extproc.tokens.templates import ChatTemplate, TemplateFailure
+from extproc.types import TokenCount
+
+#: Charge for a content part that we do not know (audio, video, documents): a page or two of text.
+UNKNOWN_PART_TOKENS = 2048
+
+#: Messages beyond this are not rendered: the bound answers in a fraction of the time.
+MAX_MESSAGES = 20_000
+
+#: Special tokens that a template may name.
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class CountingStopped(Exception):
+    """Raised by a tick (deadline, budget) to stop an exact count; the bound answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCounter:
+    """Counts the prompts of requests for one model.
+
+    Without a ``vocabulary`` every count is the bound. Without a ``template`` conversations are. ``tool_template``
+    is the one some models use where a request has tools. ``note`` says what was found at load.
+    """
+
+    vocabulary: Vocabulary | None = None
+    template: ChatTemplate | None = None
+    tool_template: ChatTemplate | None = None
+    image_family: str | None = None
+    flat_image_tokens: int | None = None
+    unknown_part_tokens: int = UNKNOWN_PART_TOKENS
+    template_overhead: int = bounds.TEMPLATE_BASE
+    adds_specials: int | None = None
+    note: str | None = None
+
+    def count(
+        self,
+        request: InferenceRequest,
+        *,
+        budget_tokens: int | None = None,
+        tick: Callable[[], None] = lambda: None,
+    ) -> TokenCount:
+        """The exact count, or the bound where there is no exact one, ``budget_tokens`` is passed, or ``tick`` stops it.
+
+        ``tick`` is called every millisecond or so of work and may raise CountingStopped.
+        """
+        if self.vocabulary is None:
+            return self.bound(request)
+        extra = self._extra(request)
+        left = None if budget_tokens is None else budget_tokens - extra
+        counts: list[int] = []
+        try:
+            for prompt in request.prompts:
+                counts.append(self._exact(prompt, self.vocabulary, left, tick))
+                if left is not None:
+                    left -= counts[-1]
+        except (CountingStopped, EncoderFailure, TemplateFailure):
+            return self.bound(request)
+        counts[0] += extra
+        source = "bound" if request.unknown_parts or self._sizes_unknown(request) else "exact"
+        return TokenCount(tuple(counts), source)
+
+    def bound(self, request: InferenceRequest) -> TokenCount:
+        """A count that no tokenizer exceeds, in time proportional to the text and without native code."""
+        counts = [bounds.prompt_bound(prompt, self.template_overhead) for prompt in request.prompts] or [0]
+        counts[0] += self._extra(request)
+        return TokenCount(tuple(counts), "bound")
+
+    def _exact(self, prompt: Prompt, vocabulary: Vocabulary, left: int | None, tick: Callable[[], None]) -> int:
+        def stop(so_far: int) -> None:
+            tick()
+            if left is not None and so_far > left:
+                raise CountingStopped
+
+        def tokens(text: str, specials: bool) -> int:
+            if left is not None and len(text) > left * vocabulary.max_token_bytes:
+                raise CountingStopped
+            return vocabulary.count(text, add_special_tokens=specials, tick=stop)
+
+        tick()
+        if isinstance(prompt, ChatPrompt):
+            return tokens(self._rendered(prompt, tick), prompt.add_special_tokens)
+        if isinstance(prompt, TextPrompt):
+            specials = self._added_specials(vocabulary) if prompt.add_special_tokens else 0
+            return sum(tokens(text, False) for text in prompt.texts) + specials
+        return prompt.length + sum(tokens(text, False) for text in prompt.texts)
+
+    def _added_specials(self, vocabulary: Vocabulary) -> int:
+        return vocabulary.prompt_specials if self.adds_specials is None else self.adds_specials
+
+    def _rendered(self, prompt: ChatPrompt, tick: Callable[[], None]) -> str:
+        template = self.tool_template if prompt.tools and self.tool_template is not None else self.template
+        if template is None or prompt.template is not None or len(prompt.messages) > MAX_MESSAGES:
+            raise TemplateFailure("no template to render this conversation with")
+        messages, tools = prepared(prompt, template)
+        return template.render(
+            messages,
+            tools,
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            kwargs=prompt.kwargs,
+            tick=tick,
+        )
+
+    def _extra(self, request: InferenceRequest) -> int:
+        """Tokens of pictures and unknown parts."""
+        total = self.unknown_part_tokens * request.unknown_parts
+        for image in request.images:
+            if self.flat_image_tokens is not None:
+                total += self.flat_image_tokens
+            else:
+                total += image_tokens(self.image_family, image.width, image.height) + bounds.PER_PART
+        return total
+
+    def _sizes_unknown(self, request: InferenceRequest) -> bool:
+        return bool(request.images)
+
+
+def load_tokenizer(
+    path: Path | None,
+    chat_template: Path | None = None,
+    *,
+    now: Callable[[], datetime],
+    image_family: str | None = None,
+    image_tokens_each: int | None = None,
+    template_overhead: int | None = None,
+) -> PromptCounter:
+    """The counter of one model from its files; without ``path`` a counter of bounds.
+
+    The template is ``chat_template``, else ``chat_template.jinja`` beside the tokenizer, else the one in
+    ``tokenizer_config.json`` there. ``now`` is the clock that templates may print.
+
+    Raises:
+        ConfigError: a file is missing or cannot be used.
+    """
+    overhead = template_overhead if template_overhead is not None else bounds.TEMPLATE_BASE
+    if path is None:
+        return PromptCounter(image_family=image_family, flat_image_tokens=image_tokens_each, template_overhead=overhead)
+    vocabulary = load_vocabulary(path)
+    config = _json(path.parent / "tokenizer_config.json")
+    specials = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None}
+    sources = _templates(path, chat_template, config)
+    compiled = {name: _compiled(source, specials, now, path) for name, source in sources.items()}
+    return PromptCounter(
+        vocabulary=vocabulary,
+        template=compiled.get("default"),
+        tool_template=compiled.get("tool_use"),
+        image_family=image_family,
+        flat_image_tokens=image_tokens_each,
+        template_overhead=overhead,
+        note=vocabulary.note,
+    )
+
+
+def _templates(path: Path, chat_template: Path | None, config: Mapping[str, Any]) -> dict[str, str]:
+    file = chat_template or path.parent / "chat_template.jinja"
+    if chat_template is not None or file.exists():
+        try:
+            return {"default": file.read_text("utf-8")}
+        except (OSError, ValueError) as error:
+            raise ConfigError([f"{file}: cannot be read as a chat template ({error})"]) from error
+    given = config.get("chat_template")
+    if isinstance(given, str):
+        return {"default": given}
+    if isinstance(given, list):
+        return {entry["name"]: entry["template"] for entry in given if isinstance(entry, dict)}
+    return {}
+
+
+def _compiled(source: str, specials: Mapping[str, str], now: Callable[[], datetime], path: Path) -> ChatTemplate:
+    try:
+        return ChatTemplate(source, specials, now=now)
+    except jinja2.TemplateError as error:
+        raise ConfigError([f"{path}: its chat template is not valid Jinja ({error})"]) from error
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError([f"{path}: not readable JSON ({error})"]) from error
+    return data if isinstance(data, dict) else {}
+
+
+def _token_text(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    content = value.get("content") if isinstance(value, dict) else None
+    return content if isinstance(content, str) else None
