@@ -21,7 +21,7 @@ CHARS_PER_TOKEN = 2.9
 #: Time one request may take, over which it counts as broken.
 REQUEST_TIMEOUT_S = 60.0
 #: A burst's requests start within this.
-BURST_SPREAD_S = 0.4
+BURST_SPREAD_S = 1.0
 LOST = "Context size has been exceeded"
 
 
@@ -37,9 +37,9 @@ class Kind:
 
 
 KINDS = (
-    Kind("tiny-coder", "Rename the loop variables and return only the changed lines.", 0.6, (250, 1100), (48, 128)),
-    Kind("tiny-coder-review", "Review this module: list defects with line numbers.", 0.2, (1200, 2600), (96, 192)),
-    Kind("tiny-coder-index", "Summarise this file in one sentence for the index.", 0.2, (250, 700), (16, 48)),
+    Kind("tiny-coder", "Rename the loop variables and return only the changed lines.", 0.6, (150, 800), (32, 112)),
+    Kind("tiny-coder-review", "Review this module: list defects with line numbers.", 0.2, (800, 1900), (64, 160)),
+    Kind("tiny-coder-index", "Summarise this file in one sentence for the index.", 0.2, (150, 500), (16, 48)),
 )
 
 
