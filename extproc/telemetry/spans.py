@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 MAX_HEADER = 1024
 #: Traces remembered from decision to completion; the oldest goes first. About 300 bytes each.
 MAX_LIVE = 20_000
+#: The export thread encodes spans in Python (120 us each) and would keep the interpreter for 5 ms at a time. Measured on
+#: two cores while it encodes: a socket round trip of the main thread has p99 11.2 ms at 5 ms and 1.2 ms at 0.5 ms.
+SWITCH_S = 0.0005
 #: Seconds one export may take; then its spans are lost and the next batch has its turn.
 EXPORT_TIMEOUT_S = 5.0
 
@@ -107,6 +111,7 @@ class Spans:
             return cls()
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
         plain = "OTEL_EXPORTER_OTLP_CERTIFICATE" not in os.environ
         exporter = OTLPSpanExporter(endpoint=config.otlp_endpoint, insecure=plain, timeout=EXPORT_TIMEOUT_S)
         return cls(exporter, version=version, on_result=on_result)
