@@ -1,0 +1,1 @@
+"""Configuration to Envoy bootstrap; ``names`` alone is what ``serve`` shares with it."""
