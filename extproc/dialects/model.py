@@ -64,7 +64,8 @@ class ChatPrompt:
 
     ``messages`` follow the OpenAI form (role, content as string or list of parts, tool_calls …) whatever
     the client's dialect was; ``tools`` likewise. ``kwargs`` are the template's extra variables.
-    Images are part of ``messages`` only as ``{"type": "image"}`` parts without data.
+    ``merge_system`` says that system messages may stand anywhere (Anthropic) and are joined into the first
+    where a template insists on that. Images are part of ``messages`` only as ``{"type": "image"}`` parts without data.
     """
 
     messages: list[dict[str, Json]]
@@ -72,6 +73,7 @@ class ChatPrompt:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    merge_system: bool = False
     template: str | None = None
     kwargs: Mapping[str, Json] = field(default_factory=dict)
 
@@ -137,7 +139,8 @@ class InferenceRequest:
     ``min_output_tokens`` is what the engine is forced to produce (min_tokens; the cap with ignore_eos).
     ``unknown_parts`` counts content parts of types we do not know; each is charged a configured amount.
     ``prefill`` says that the last message is an assistant's to be continued. ``context_tokens`` is a context
-    length that the request itself asks the engine for (Ollama's num_ctx), None otherwise.
+    length that the request itself asks the engine for (Ollama's num_ctx), None otherwise; ``context_ids`` the
+    length of an earlier context sent along as token ids.
     ``reserve`` is False for control calls and load/unload requests. ``body_bytes`` is the decoded body's size.
     """
 
@@ -158,6 +161,7 @@ class InferenceRequest:
     prompt_logprobs: bool = False
     prefill: bool = False
     context_tokens: int | None = None
+    context_ids: int = 0
     schema_bytes: int = 0
     warnings: tuple[str, ...] = ()
     body_bytes: int = 0

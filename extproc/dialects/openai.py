@@ -61,6 +61,16 @@ def chat(members: Members, route: Route, limits: BodyLimits) -> InferenceRequest
     )
 
 
+def chat_batch(members: Members, route: Route, limits: BodyLimits) -> InferenceRequest:
+    """vLLM's /v1/chat/completions/batch: one prompt per conversation."""
+    gathered = Gathered()
+    prompts = tuple(
+        ChatPrompt([_message(m, i, gathered) for i, m in enumerate(fields.listing(conversation, "messages"))])
+        for conversation in _required_list(members, "messages")
+    )
+    return generation(members, route, limits, gathered, prompts)
+
+
 def completions(members: Members, route: Route, limits: BodyLimits) -> InferenceRequest:
     """/v1/completions: text, a list of texts, token ids, or lists of token ids."""
     specials = fields.flag(members, "add_special_tokens", default=True)

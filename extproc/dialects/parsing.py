@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from extproc.dialects import openai
+from extproc.dialects import anthropic, native, ollama, openai, responses
 from extproc.dialects.body import decode_body
 from extproc.dialects.jsonbody import Members
 from extproc.dialects.model import BodyLimits, DecodedBody, InferenceRequest, Parsed, Route
@@ -17,8 +18,24 @@ Reader = Callable[[Members, Route, BodyLimits], InferenceRequest]
 #: dialect -> reader of its bodies. A dialect of an inference route that is missing here would be a fault of ours.
 READERS: dict[str, Reader] = {
     "openai.chat": openai.chat,
+    "openai.chat_batch": openai.chat_batch,
     "openai.completions": openai.completions,
     "openai.embeddings": openai.embeddings,
+    "openai.responses": responses.responses,
+    "openai.count_tokens": responses.responses,
+    "anthropic.messages": anthropic.messages,
+    "anthropic.count_tokens": anthropic.count_tokens,
+    "ollama.chat": ollama.chat,
+    "ollama.generate": ollama.generate,
+    "ollama.embed": ollama.embed,
+    "vllm.rerank": native.pairs,
+    "vllm.score": native.pairs,
+    "vllm.pooling": openai.embeddings,
+    "vllm.classify": openai.embeddings,
+    "llamacpp.completion": native.completion,
+    "llamacpp.infill": native.infill,
+    "llamacpp.embedding": openai.embeddings,
+    "engine.generate": native.generate,
 }
 
 #: Dialects whose engine compares keys without case (Go's encoding/json).
@@ -57,7 +74,7 @@ def _passing(route: Route, head: RequestHead, body: bytes, limits: BodyLimits) -
         members = Members(decoded.data, limits)
         model = members.get("model")
         reader = READERS.get(route.dialect or "")
-        request = reader(members, route, limits) if reader is not None else None
+        request = replace(reader(members, route, limits), reserve=False) if reader is not None else None
     except BadRequest:
         return nothing
     return Parsed(

@@ -16,6 +16,7 @@ UNKNOWN = Route(None, None, "unknown")
 #: Last path segments -> route. Longer entries win over shorter ones.
 ROUTES: dict[tuple[str, ...], Route] = {
     ("chat", "completions"): Route("openai.chat", "chat", "inference"),
+    ("completions", "batch"): Route("openai.chat_batch", "chat", "inference"),
     ("completions",): Route("openai.completions", "text_completion", "inference"),
     ("embeddings",): Route("openai.embeddings", "embeddings", "inference"),
     ("responses",): Route("openai.responses", "chat", "inference"),

@@ -20,8 +20,10 @@ _BILLING_HEADER = "x-anthropic-billing-header"
 def prepared(prompt: ChatPrompt, template: ChatTemplate) -> tuple[list[dict[str, Json]], list[Json] | None]:
     """Messages and tools for ``template``; the prompt's own values are not changed."""
     messages = [_message(message, template.wants_parts) for message in prompt.messages]
+    if prompt.merge_system and template.system_first:
+        messages = _one_system(messages, "")
     if not template.knows_developer and any(message["role"] == "developer" for message in messages):
-        messages = _one_system([_as_system(message) for message in messages])
+        messages = _one_system([_as_system(message) for message in messages], "\n\n")
     tools = [tool_form(tool) for tool in prompt.tools] if prompt.tools else None
     return messages, tools
 
@@ -127,7 +129,7 @@ def _as_system(message: dict[str, Json]) -> dict[str, Json]:
     return {key: value for key, value in message.items() if key != "tools"} | {"role": "system"}
 
 
-def _one_system(messages: list[dict[str, Json]]) -> list[dict[str, Json]]:
+def _one_system(messages: list[dict[str, Json]], joint: str) -> list[dict[str, Json]]:
     """All system messages merged into the first place, if one stands elsewhere."""
     systems = [message for message in messages if message["role"] == "system"]
     if len(systems) < 2 and (not systems or messages[0] is systems[0]):
@@ -139,5 +141,5 @@ def _one_system(messages: list[dict[str, Json]]) -> list[dict[str, Json]]:
             content = "\n".join(text for part in content if (text := _text(part)) is not None)
         if content:
             texts.append(content)
-    merged: dict[str, Json] = {"role": "system", "content": "\n\n".join(texts)}
+    merged: dict[str, Json] = {"role": "system", "content": joint.join(texts)}
     return [merged, *(message for message in messages if message["role"] != "system")]

@@ -75,6 +75,8 @@ class PromptCounter:
                     left -= counts[-1]
         except (CountingStopped, EncoderFailure, TemplateFailure):
             return self.bound(request)
+        if not counts:
+            return TokenCount((extra,), "exact")
         counts[0] += extra
         source = "bound" if request.unknown_parts or self._sizes_unknown(request) else "exact"
         return TokenCount(tuple(counts), source)
@@ -123,7 +125,7 @@ class PromptCounter:
 
     def _extra(self, request: InferenceRequest) -> int:
         """Tokens of pictures and unknown parts."""
-        total = self.unknown_part_tokens * request.unknown_parts
+        total = self.unknown_part_tokens * request.unknown_parts + request.context_ids
         for image in request.images:
             if self.flat_image_tokens is not None:
                 total += self.flat_image_tokens

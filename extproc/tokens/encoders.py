@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import fastokens
+import fastokens  # type: ignore[import-untyped]
 import tokenizers
 
 from extproc.errors import ConfigError

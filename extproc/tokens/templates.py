@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from datetime import datetime
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.meta
@@ -39,7 +39,7 @@ class TemplateFailure(Exception):
 class _GenerationBlocks(Extension):
     """``{% generation %}`` marks what the assistant wrote; for counting its body is plain output."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  (Jinja declares it as an instance variable)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """The statements inside the block, unwrapped into a scope of their own."""
@@ -75,7 +75,7 @@ def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
 class ChatTemplate:
     """One compiled template and what its text says about how messages must be prepared for it.
 
-    ``wants_parts`` is True where the template iterates over message content, so that engines hand it lists of
+    ``system_first`` says that it refuses a system message in the middle. ``wants_parts`` is True where the template iterates over message content, so that engines hand it lists of
     parts; otherwise text parts are joined with newlines. ``variables`` are the names it reads.
     """
 
@@ -87,7 +87,18 @@ class ChatTemplate:
         self.source = source
         self.wants_parts = any(True for _ in _content_loops(tree))
         self.knows_developer = '"developer"' in source or "'developer'" in source
+        self.system_first = self._refuses_inline_system()
         self.variables = jinja2.meta.find_undeclared_variables(tree)
+
+    def _refuses_inline_system(self) -> bool:
+        probe = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+        try:
+            self._template.render(messages=probe, add_generation_prompt=False)
+        except jinja2.TemplateError:
+            return True
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError):
+            return False
+        return False
 
     def render(
         self,

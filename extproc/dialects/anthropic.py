@@ -1,0 +1,169 @@
+"""Anthropic's /v1/messages and count_tokens, turned into messages as vLLM 0.32 does it (entrypoints/anthropic)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from extproc.dialects import fields
+from extproc.dialects.content import IMAGE_PART, Gathered, clean, strings_of, take_image
+from extproc.dialects.jsonbody import Members
+from extproc.dialects.model import BodyLimits, ChatPrompt, InferenceRequest, Json, Route
+from extproc.dialects.openai import generation
+from extproc.errors import BadRequest
+
+Message = dict[str, Json]
+
+#: A line that differs on every request; vLLM drops it to keep the prefix cache.
+_BILLING_HEADER = "x-anthropic-billing-header"
+
+#: Blocks that never reach a prompt.
+_SILENT = frozenset({"redacted_thinking", "tool_reference", "tool_addition", "tool_removal"})
+
+
+def messages(members: Members, route: Route, limits: BodyLimits) -> InferenceRequest:
+    """/v1/messages. The thinking budget lies inside max_tokens and adds nothing."""
+    gathered = Gathered()
+    if members.is_null("messages"):
+        raise BadRequest(400, "missing_field", "messages is required.", "messages")
+    out: list[Message] = []
+    system = "".join(_system_texts(members.get("system"), gathered))
+    if system:
+        out.append({"role": "system", "content": system})
+    given = fields.listing(members.get("messages"), "messages")
+    for index, message in enumerate(given):
+        if type(message) is not dict:
+            raise BadRequest(400, "invalid_type", f"messages[{index}] must be an object.", f"messages[{index}]")
+        _message(message, out, gathered)
+    tools = [_tool(tool) for tool in fields.listing(members.get("tools"), "tools")]
+    prompt = ChatPrompt(messages=out, tools=tools or None, merge_system=True, kwargs=_kwargs(members))
+    request = generation(
+        members,
+        route,
+        limits,
+        gathered,
+        (prompt,),
+        has_tools=bool(tools),
+        prefill=bool(given) and given[-1].get("role") == "assistant",
+    )
+    # Anthropic's streams always carry usage; there is nothing to ask for.
+    return replace(request, include_usage_asked=True)
+
+
+def count_tokens(members: Members, route: Route, limits: BodyLimits) -> InferenceRequest:
+    """/v1/messages/count_tokens: the same body, nothing is reserved."""
+    return replace(messages(members, route, limits), reserve=False, stream=False, max_output_tokens=0)
+
+
+def _system_texts(system: Json, gathered: Gathered) -> list[str]:
+    if type(system) is str:
+        return [system]
+    texts = []
+    for block in system if type(system) is list else []:
+        text = block.get("text") if type(block) is dict else None
+        if type(text) is str and not text.startswith(_BILLING_HEADER):
+            texts.append(text)
+        elif type(text) is not str:
+            texts.append(strings_of(block, gathered))
+    return texts
+
+
+def _message(message: Message, out: list[Message], gathered: Gathered) -> None:
+    role, content = message.get("role"), message.get("content")
+    if role == "system":
+        text = "".join(_system_texts(content, gathered))
+        if text and not text.startswith(_BILLING_HEADER):
+            out.append({"role": "system", "content": text})
+        return
+    new: Message = {"role": role}
+    if type(content) is list:
+        _blocks(content, role, new, out, gathered)
+    else:
+        new["content"] = clean(content, gathered)
+    if role != "user" or "content" in new:
+        out.append(new)
+
+
+def _blocks(blocks: list[Json], role: Json, new: Message, out: list[Message], gathered: Gathered) -> None:
+    """Content blocks: text and pictures stay, thinking and tool calls become fields, tool results messages."""
+    parts: list[Json] = []
+    calls: list[Json] = []
+    thoughts: list[str] = []
+    for block in blocks:
+        kind = block.get("type") if type(block) is dict else None
+        if kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        elif kind == "tool_use":
+            function = {"name": block.get("name") or "", "arguments": block.get("input") or {}}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "tool_result" and role == "user":
+            _tool_result(block, out, gathered)
+        elif kind == "document":
+            parts += _document(block, gathered)
+        elif kind not in _SILENT and (kind != "text" or block.get("text")):
+            parts += clean([block], gathered)
+    if thoughts:
+        new["reasoning"] = "".join(thoughts)
+    if calls:
+        new["tool_calls"] = calls
+    if len(parts) == 1 and type(parts[0]) is dict and parts[0].get("type") == "text":
+        new["content"] = parts[0].get("text")
+    elif parts:
+        new["content"] = parts
+
+
+def _tool_result(block: Message, out: list[Message], gathered: Gathered) -> None:
+    content = block.get("content")
+    texts: list[str] = []
+    pictures: list[Json] = []
+    if type(content) is str:
+        texts.append(clean(content, gathered))
+    for item in content if type(content) is list else []:
+        kind = item.get("type") if type(item) is dict else None
+        if kind == "text":
+            texts.append(clean(str(item.get("text") or ""), gathered))
+        elif kind == "image":
+            take_image(item, gathered)
+            pictures.append(IMAGE_PART)
+        elif kind not in _SILENT:
+            texts += [part["text"] for part in clean([item], gathered) if part.get("text")]
+    out.append({"role": "tool", "tool_call_id": block.get("tool_use_id") or "", "content": "\n".join(texts)})
+    if pictures:
+        out.append({"role": "user", "content": pictures})
+
+
+def _document(block: Message, gathered: Gathered) -> list[Json]:
+    """A document: plain text counts as text, anything encoded as an unknown part."""
+    source = block.get("source")
+    data = source.get("data") if type(source) is dict and source.get("type") == "text" else None
+    if type(data) is str:
+        return [{"type": "text", "text": "\n".join(str(t) for t in (block.get("title"), data) if t)}]
+    if type(source) is dict and source.get("type") == "content":
+        return [*clean(source.get("content"), gathered)] if type(source.get("content")) is list else []
+    gathered.unknown_parts += 1
+    gathered.warn("document_not_counted")
+    return []
+
+
+def _tool(tool: Json) -> Json:
+    if type(tool) is not dict:
+        return tool
+    schema = tool.get("input_schema")
+    if type(schema) is dict and "type" not in schema:
+        schema = {**schema, "type": "object"}
+    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": schema}
+    function.update({name: tool[name] for name in ("strict", "defer_loading") if tool.get(name) is not None})
+    return {"type": "function", "function": function}
+
+
+def _kwargs(members: Members) -> dict[str, Json]:
+    kwargs: dict[str, Json] = {}
+    thinking = fields.mapping(members.get("thinking"), "thinking")
+    effort = fields.mapping(members.get("output_config"), "output_config").get("effort")
+    if thinking.get("type") == "disabled":
+        effort = "none"
+    given = fields.mapping(members.get("chat_template_kwargs"), "chat_template_kwargs")
+    if effort is not None:
+        kwargs["reasoning_effort"] = effort
+        kwargs["enable_thinking"] = effort != "none"
+    kwargs.update(given)
+    return kwargs
