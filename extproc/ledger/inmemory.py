@@ -9,6 +9,7 @@ from extproc.ledger.base import (
     DeviceReport,
     End,
     EndResult,
+    Ledger,
     LedgerSnapshot,
     LiveReservation,
     PublishResult,
@@ -20,7 +21,7 @@ from extproc.ledger.base import (
 from extproc.ledger.reference import ReferenceLedger
 
 
-class InMemoryLedger:
+class InMemoryLedger(Ledger):
     """The reference behind the ``Ledger`` protocol; ``clock`` returns seconds and is the ledger's clock."""
 
     def __init__(self, clock: Callable[[], float], *, fresh: bool = True, periodic_s: float = 1.0) -> None:
@@ -43,11 +44,11 @@ class InMemoryLedger:
         """See ``Ledger.end``."""
         return self.reference.end(ends, self._clock())
 
-    async def reap(self, *, listening_since_s: float | None = None, owners: Sequence[str] = ()) -> int:
+    async def reap(self, *, listened_s: float | None = None, owners: Sequence[str] = ()) -> int:
         """See ``Ledger.reap``."""
         total, more = 0, True
         while more:
-            released, more = self.reference.reap(self._clock(), listening_since_s=listening_since_s, owners=owners)
+            released, more = self.reference.reap(self._clock(), listened_s=listened_s, owners=owners)
             total += released
         return total
 

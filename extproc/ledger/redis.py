@@ -26,6 +26,7 @@ from extproc.ledger.base import (
     End,
     Ended,
     EndResult,
+    Ledger,
     LedgerSnapshot,
     LiveReservation,
     PublishResult,
@@ -62,7 +63,7 @@ class LedgerStatus:
     unknown_outcomes: int
 
 
-class RedisLedger:
+class RedisLedger(Ledger):
     """One pool on Redis or Valkey; see ``connect``."""
 
     def __init__(
@@ -159,10 +160,10 @@ class RedisLedger:
                 results += [EndResult(False, None, kept=True)] * len(batch)
         return results
 
-    async def reap(self, *, listening_since_s: float | None = None, owners: Sequence[str] = ()) -> int:
-        """See ``Ledger.reap``; send every record heard (``renew``) before calling with ``listening_since_s``."""
-        since = -1 if listening_since_s is None else to_us(listening_since_s)
-        payload = wire.encode([since, [wire.text(o) for o in owners], REAP_LIMIT])
+    async def reap(self, *, listened_s: float | None = None, owners: Sequence[str] = ()) -> int:
+        """See ``Ledger.reap``; send every record heard (``renew``) before calling with ``listened_s``."""
+        listened = -1 if listened_s is None else to_us(listened_s)
+        payload = wire.encode([listened, [wire.text(o) for o in owners], REAP_LIMIT])
         total, more = 0, True
         while more:
             released, more = wire.decode(await self._run("reap", payload, BACKGROUND_DEADLINE_S))

@@ -57,6 +57,8 @@ SILENCE_US, GRACE_US, COOLING_US = to_us(SILENCE_S), to_us(SCRAPE_GRACE_S), to_u
 IDLE_US, IDLE_SILENT_US = to_us(IDLE_AFTER_S), to_us(IDLE_SILENT_S)
 #: A scrape this far ahead of the ledger's clock is not believed.
 FUTURE_US = 1_000_000
+#: An exchange's begin is known this much too late at worst: its record was on the way for a while.
+JOIN_SLACK_US = 1_000_000
 #: How many due entries a reserve and a publish look after on the way.
 SWEEP_RESERVE, SWEEP_PUBLISH = 8, 64
 STATES = {RESERVED: State.RESERVED, COOLING: State.COOLING, ORPHANED: State.ORPHANED}
@@ -253,7 +255,7 @@ class ReferenceLedger:
 
     def _end(self, e: End, now: int) -> EndResult:
         book, ended = self.book, now - max(0, to_us(e.ended_age_s))
-        rid = e.rid or self._join(e, ended)
+        rid = e.rid or self._join(e, ended, now)
         if rid is None:
             return EndResult(False, None)
         if rid not in book.records:
@@ -271,11 +273,12 @@ class ReferenceLedger:
             book.add_back(r)
         return EndResult(True, r.reservation)
 
-    def _join(self, e: End, ended: int) -> str | None:
+    def _join(self, e: End, ended: int, now: int) -> str | None:
         found = None
+        began = 0 if e.began_age_s is None else now - to_us(e.began_age_s) - JOIN_SLACK_US
         for rid in sorted(self.book.joins.get((e.owner, e.request_id), ()))[:16]:
             r = self.book.live(rid)
-            if r is not None and r.made_us <= ended and r.seen_us <= r.made_us:
+            if r is not None and began <= r.made_us <= ended and r.seen_us <= r.made_us:
                 if found is not None:
                     return None
                 found = rid
@@ -297,13 +300,13 @@ class ReferenceLedger:
         book.set_due(rid, cool_until)
 
     def reap(
-        self, now_s: float, *, listening_since_s: float | None = None, owners: Sequence[str] = (), limit: int = 500
+        self, now_s: float, *, listened_s: float | None = None, owners: Sequence[str] = (), limit: int = 500
     ) -> tuple[int, bool]:
         """One round of rules 4 and 6; returns (released, whether more is due)."""
         now, book = to_us(now_s), self.book
         book.pool(now, self._fresh)
         looked, released = book.sweep(now, limit)
-        if listening_since_s is not None and now - to_us(listening_since_s) >= SILENCE_US:
+        if listened_s is not None and to_us(listened_s) >= SILENCE_US:
             for owner in owners:
                 for rid in list(book.orphans.get(owner, ()))[:limit]:
                     r = book.live(rid)

@@ -118,7 +118,7 @@ def ends(items: Sequence[End], extra_age_s: Sequence[float]) -> bytes:
     """The payload of ``end.lua``; ``extra_age_s`` is how long each end has waited here."""
     return encode([
         [text(e.rid or ""), text(e.owner), text(e.request_id), e.how.value, to_us(e.ended_age_s + late),
-         text(e.replica or ""), to_us(e.cool_s), _age(e.first_byte_age_s, late), int(e.how in CLEAN_ENDS)]
+         text(e.replica or ""), to_us(e.cool_s), _age(e.first_byte_age_s, late), int(e.how in CLEAN_ENDS), _age(e.began_age_s, late)]
         for e, late in zip(items, extra_age_s, strict=True)
     ])  # fmt: skip
 

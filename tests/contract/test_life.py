@@ -66,6 +66,15 @@ async def test_rule_1_a_join_never_takes_what_was_made_after_that_end(ledger: Le
     assert (result.released, await blocks(ledger)) == (False, 10)
 
 
+async def test_rule_1_a_join_never_takes_what_an_earlier_exchange_made(held: Ledger, clock: Clock) -> None:
+    """The exchange that ended began after this reservation was made, so it is another request's."""
+    clock.tick(3)
+    (result,) = await held.end([end(None, Ended.CLIENT_ABORT, request_id="x-1", began_age_s=0.5)])
+    assert (result.released, await blocks(held)) == (False, 10)
+    (result,) = await held.end([end(None, Ended.CLIENT_ABORT, request_id="x-1", began_age_s=3.0, cool_s=0.0)])
+    assert (result.released, await blocks(held)) == (True, 0)
+
+
 async def test_rule_1_an_ambiguous_join_takes_nothing(ledger: Ledger, clock: Clock) -> None:
     """Two undecided requests with one id: neither is known to be the one that left."""
     await ledger.publish([report(clock())], [], 30)
@@ -157,16 +166,16 @@ async def test_rule_4_silence_is_an_end_where_somebody_listened(held: Ledger, cl
     await held.reserve(ask("2", owner="envoy-2"))
     listening = clock.now_s
     clock.tick(9.9)
-    assert await held.reap(listening_since_s=listening, owners=["envoy-1"]) == 0
+    assert await held.reap(listened_s=clock.now_s - listening, owners=["envoy-1"]) == 0
     clock.tick(0.1)
-    assert await held.reap(listening_since_s=listening, owners=["envoy-1"]) == 1
+    assert await held.reap(listened_s=clock.now_s - listening, owners=["envoy-1"]) == 1
     assert await states(held) == {"2": State.ORPHANED}
 
 
 async def test_rule_4_who_has_not_listened_long_enough_ends_nothing(held: Ledger, clock: Clock) -> None:
     """A restarted instance may have missed the records."""
     clock.tick(30)
-    assert await held.reap(listening_since_s=clock.now_s - 9.9, owners=["envoy-1"]) == 0
+    assert await held.reap(listened_s=9.9, owners=["envoy-1"]) == 0
     assert await states(held) == {"1": State.ORPHANED}
 
 
@@ -175,7 +184,7 @@ async def test_rule_4_a_record_within_the_silence_keeps_it(held: Ledger, clock: 
     made = clock.now_s
     clock.tick(14)
     await held.renew([record(reservation("1", made), seen_age_s=4, lease_s=2)])
-    assert await held.reap(listening_since_s=made, owners=["envoy-1"]) == 0
+    assert await held.reap(listened_s=14.0, owners=["envoy-1"]) == 0
     assert await states(held) == {"1": State.ORPHANED}
 
 

@@ -33,7 +33,7 @@ class Clock:
 
     def tick(self, seconds: float) -> float:
         """Let time pass; returns the new time."""
-        self.now_s += seconds
+        self.now_s = round((self.now_s + seconds) * 1e6) / 1e6  # whole microseconds, as the ledger keeps them
         return self.now_s
 
 

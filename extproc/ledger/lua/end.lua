@@ -1,21 +1,23 @@
 -- end: a batch of end records; the first one of a rid ends it, each leaves a tombstone, known or not.
 -- KEYS as in _lib.lua. ARGV[2]: {{rid or '', owner, request_id, how, ended_age_us, replica or '', cool_us,
---   first_age_us or -1, clean}, ...}. Without a rid, (owner, request_id) finds the one reservation that was made
---   before this end and never had a record of its own: the client left while the decision was being made.
+--   first_age_us or -1, clean, began_age_us or -1}, ...}. Without a rid, (owner, request_id) finds the one reservation
+--   that was made during this exchange and never had a record of its own: the client left while we decided.
 -- Result: {{1 if this call ended it, rid, R or false}, ...}.
 -- Invariant: stock leaves the sums once: at a clean end now, else when its cooling is over; an unclean end before the
 --   first byte gives the unserved prefill back at once.
+-- An exchange's begin is known this much too late at worst: its record was on the way for a while.
+local JOIN_SLACK_US = 1000000
 local now = clock()
 pool(now)
 local answers = {}
 
-local function join(owner, request, ended)
+local function join(owner, request, began, ended)
   local prefix, found, found_r = owner .. SEP .. request, nil, nil
   for _, entry in ipairs(call('ZRANGEBYLEX', JOIN, '[' .. prefix .. SEP, '(' .. prefix .. AFTER, 'LIMIT', 0, 16)) do
     local rid = rid_of(entry)
     local raw = call('HGET', RES, rid)
     local r = raw and unpack_one(raw)
-    if r and r[MADE] <= ended and r[SEEN] <= r[MADE] then
+    if r and r[MADE] >= began and r[MADE] <= ended and r[SEEN] <= r[MADE] then
       if found then return nil end
       found, found_r = rid, r
     end
@@ -46,7 +48,7 @@ for i, e in ipairs(unpack_one(ARGV[2])) do
   local rid, ended, r = e[1], now - max(0, e[5]), nil
   answers[i] = {0, rid, false}
   if rid == '' then
-    rid, r = join(e[2], e[3], ended)
+    rid, r = join(e[2], e[3], e[10] >= 0 and now - e[10] - JOIN_SLACK_US or 0, ended)
   else
     local raw = call('HGET', RES, rid)
     r = raw and unpack_one(raw)
