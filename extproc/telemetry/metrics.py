@@ -7,8 +7,10 @@ combination, and the fleet's gauges are built from the last snapshot only when s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -25,6 +27,14 @@ from extproc.types import Decision
 
 #: What a device can be; see ``ledger.base.DeviceReport``.
 DEVICE_STATES = ("ok", "lost", "unknown", "unified")
+
+
+class CountingFigures(Protocol):
+    """What the token counter says about itself; see ``counting.CountingStats``."""
+
+    deadlines: int
+    refused_for_memory: int
+    pending_bytes: int
 
 
 class LabelCap:
@@ -98,13 +108,17 @@ class Metrics:
         self._completed: dict[tuple[str, str | None, str | None], _CompletionChildren] = {}
         self._models: dict[tuple[str, str], Counter] = {}
         self._fleet = _Fleet()
+        self._counting = _Counting()
         self._counters = {m: Counter(m.name, m.help, m.labels, registry=self.registry) for m in _own("counter")}
         self._gauges = {m: Gauge(m.name, m.help, m.labels, registry=self.registry) for m in _own("gauge")}
         self._histograms = {
             m: Histogram(m.name, m.help, m.labels, buckets=m.buckets, registry=self.registry) for m in _own("histogram")
         }
         self._gauges[names.BUILD].labels(version).set(1)
+        for unknown in (names.LEDGER_UP, names.TOKENIZER_BYTES):
+            self._gauges[unknown].set(math.nan)
         self.registry.register(self._fleet)
+        self.registry.register(self._counting)
         ProcessCollector(registry=self.registry)
 
     @classmethod
@@ -252,6 +266,10 @@ class Metrics:
         encoder, content_type = choose_encoder(accept)
         return content_type, encoder(self.registry)
 
+    def watch_counting(self, stats: CountingFigures) -> None:
+        """Show these figures from now on, as they are when somebody scrapes."""
+        self._counting.stats = stats
+
     # -- binding, once per combination
 
     def _bind_decision(self, decision: Decision) -> _DecisionChildren:
@@ -322,8 +340,33 @@ _FLEET: Sequence[Metric] = (
 )
 
 
+_COUNTING: Mapping[Metric, str] = {
+    names.COUNT_DEADLINES: "deadlines",
+    names.COUNT_REFUSED: "refused_for_memory",
+    names.COUNT_PENDING_BYTES: "pending_bytes",
+}
+
+
 def _own(kind: str) -> Iterator[Metric]:
-    return (metric for metric in names.METRICS if metric.kind == kind and metric not in _FLEET)
+    collected = {*_FLEET, *_COUNTING}
+    return (metric for metric in names.METRICS if metric.kind == kind and metric not in collected)
+
+
+class _Counting(Collector):
+    """Turns the counter's own figures into metric families; none before it is there."""
+
+    def __init__(self) -> None:
+        self.stats: CountingFigures | None = None
+
+    def describe(self) -> Iterable[Family]:
+        return _families(_COUNTING).values()
+
+    def collect(self) -> Iterable[Family]:
+        families = _families(_COUNTING)
+        if self.stats is not None:
+            for metric, attribute in _COUNTING.items():
+                families[metric].add_metric((), getattr(self.stats, attribute))
+        return families.values()
 
 
 class _Fleet(Collector):
@@ -333,10 +376,10 @@ class _Fleet(Collector):
         self.snapshot: LedgerSnapshot | None = None
 
     def describe(self) -> Iterable[Family]:
-        return _families().values()
+        return _families(_FLEET).values()
 
     def collect(self) -> Iterable[Family]:
-        families = _families()
+        families = _families(_FLEET)
         snapshot = self.snapshot
         if snapshot is not None:
             families[names.SNAPSHOT_TIMESTAMP].add_metric((), snapshot.now_s)
@@ -351,9 +394,9 @@ class _Fleet(Collector):
 _Families = Mapping[Metric, CounterMetricFamily | GaugeMetricFamily]
 
 
-def _families() -> _Families:
+def _families(metrics: Iterable[Metric]) -> _Families:
     make = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
-    return {metric: make[metric.kind](metric.name, metric.help, labels=metric.labels) for metric in _FLEET}
+    return {metric: make[metric.kind](metric.name, metric.help, labels=metric.labels) for metric in metrics}
 
 
 def _replica(families: _Families, view: ReplicaView) -> None:

@@ -58,6 +58,13 @@ DECISION_SECONDS = Metric(
 COUNT_SECONDS = Metric(
     "kvgate_count_duration_seconds", "histogram", "Counting one request's tokens.", ("source",), FAST_S
 )
+COUNT_DEADLINES = Metric(
+    "kvgate_count_deadlines", "counter", "Counts cut short by the deadline and answered with the bound."
+)
+COUNT_REFUSED = Metric(
+    "kvgate_count_refused", "counter", "Counts answered with the bound because too many bytes waited to be counted."
+)
+COUNT_PENDING_BYTES = Metric("kvgate_count_pending_bytes", "gauge", "Bytes that wait to be counted.")
 QUEUE_WAIT_SECONDS = Metric(
     "kvgate_queue_wait_seconds", "histogram", "Time that held requests waited at the gate.", ("lane",), SLOW_S
 )

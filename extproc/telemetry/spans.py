@@ -95,6 +95,7 @@ class Spans:
         """``exporter`` None: off. ``on_result(result, count)`` hears of recorded, exported and failed spans, the last two on another thread."""
         self._provider: TracerProvider | None = None
         self._tracer: Tracer | None = None
+        self._exporter = exporter
         self._on_result = on_result or (lambda _result, _count: None)
         self._live: dict[str, dict[str, str]] = {}
         if exporter is not None:
@@ -228,6 +229,8 @@ class Spans:
         thread.start()
         thread.join(timeout_s)
         if thread.is_alive():
+            if self._exporter is not None:
+                self._exporter.shutdown()  # ends its retries, and with them the background thread
             log.warning("the collector did not take the last spans in time")
 
     def _start(self, exporter: SpanExporter, version: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.setswitchinterval(interval_s)
 
 
+def _export_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("OtelBatch")}
+
+
 def decide(spans: Spans, rid: str) -> None:
     record = decision_record(replace(FALLBACK, rid=rid), at_s=2.0, decision_ms=1.0, count_ms=0.5)
     spans.decided(record, carrier=CARRIER, start_ns=10**9, end_ns=2 * 10**9)
@@ -101,6 +106,7 @@ def test_exporting_does_not_keep_the_interpreter_for_long() -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_collector_that_is_away_costs_no_request_anything() -> None:
     """Nobody listens: spans are written at the usual speed and closing is bounded."""
+    before = _export_threads()
     spans = Spans.from_config(TelemetryConfig(otlp_endpoint=f"127.0.0.1:{free_port()}"))
     started = time.monotonic()
     for index in range(3000):
@@ -109,6 +115,9 @@ def test_a_collector_that_is_away_costs_no_request_anything() -> None:
     started = time.monotonic()
     spans.close(timeout_s=0.3)
     assert time.monotonic() - started < 1
+    for thread in _export_threads() - before:
+        thread.join(2)
+    assert _export_threads() <= before
 
 
 @pytest.mark.usefixtures("quick")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from extproc.config import load_text
+from extproc.counting import CountingStats
 from extproc.telemetry import names
 from extproc.telemetry.metrics import LabelCap, Metrics
 from tests.unit.telemetry.samples import FALLBACK, REJECT, TO_REMOTE, snapshot
@@ -117,6 +119,25 @@ def test_ledger_state_follows_the_last_call() -> None:
     assert value(found, "kvgate_ledger_up") == 1
     assert value(found, "kvgate_ledger_errors_total", call="reserve") == 1
     assert value(found, "kvgate_ledger_call_duration_seconds_count", call="reserve") == 2
+
+
+def test_what_nobody_measured_yet_is_not_a_number() -> None:
+    """Before the first call the ledger is neither up nor down, and no tokenizer weighs nothing."""
+    found = scrape(Metrics())
+    assert math.isnan(value(found, "kvgate_ledger_up") or 0)
+    assert math.isnan(value(found, "kvgate_tokenizer_memory_bytes") or 0)
+
+
+def test_counting_is_read_when_somebody_scrapes() -> None:
+    """The counter's own figures are absent without a counter and current with one."""
+    metrics, stats = Metrics(), CountingStats()
+    assert value(scrape(metrics), "kvgate_count_deadlines_total") is None
+    metrics.watch_counting(stats)
+    stats.deadlines, stats.refused_for_memory, stats.pending_bytes = 2, 1, 4096
+    found = scrape(metrics)
+    assert value(found, "kvgate_count_deadlines_total") == 2
+    assert value(found, "kvgate_count_refused_total") == 1
+    assert value(found, "kvgate_count_pending_bytes") == 4096
 
 
 def test_client_model_names_are_capped() -> None:

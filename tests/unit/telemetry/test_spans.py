@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -237,16 +238,20 @@ def test_operation_of_a_dialect(dialect: str | None, operation: str | None) -> N
 
 
 class Stuck(SpanExporter):
-    """A collector that never answers."""
+    """A collector that does not answer until it is let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        time.sleep(30)
+        self.let_go.wait(30)
         return SpanExportResult.FAILURE
 
 
 def test_a_stuck_collector_holds_up_neither_requests_nor_shutdown() -> None:
     """Thousands of spans behind a collector that hangs are written at once, and closing waits only so long."""
-    spans = Spans(Stuck())
+    stuck = Stuck()
+    spans = Spans(stuck)
     record = decision_record(FALLBACK, at_s=2.0, decision_ms=1.0, count_ms=0.5)
     started = time.monotonic()
     for _ in range(5000):
@@ -256,6 +261,7 @@ def test_a_stuck_collector_holds_up_neither_requests_nor_shutdown() -> None:
     spans.close(timeout_s=0.2)
     assert time.monotonic() - started < 1
     spans.decided(record, carrier=CARRIER, start_ns=1, end_ns=2)
+    stuck.let_go.set()
 
 
 def test_results_are_reported(fixture: Fixture) -> None:
