@@ -276,6 +276,7 @@ class Book:
         self.place(rid, r)
 
 
-def ghost_of(r: Record, now: int, until: int) -> Record:
-    """What a moved reservation leaves cooling on its old replica."""
-    return replace(r, state=COOLING, ended_us=now, how=Ended.MOVED.value, lease_us=until)
+def ghost_of(r: Record, rid: str, now: int, until: int) -> Record:
+    """What a moved reservation leaves cooling on its old replica, under an id of its own."""
+    res = replace(r.reservation, rid=rid)
+    return replace(r, reservation=res, state=COOLING, ended_us=now, how=Ended.MOVED.value, lease_us=until)

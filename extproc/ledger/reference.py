@@ -240,7 +240,7 @@ class ReferenceLedger:
             book.settle_vram(device, rid, size)
         ghost = f"{rid}~{old.reservation.replica}"
         if ghost not in book.records:
-            left = ghost_of(old, now, now + GRACE_US)
+            left = ghost_of(old, ghost, now, now + GRACE_US)
             book.insert(ghost, left)
             book.unjoin(ghost, left)
         self._adopt(rid, new)
