@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from extproc.errors import LedgerDown
@@ -24,9 +25,21 @@ from extproc.ledger.base import (
     ReserveResult,
     Upsert,
 )
+from extproc.ledger.redis import RedisLedger
 from extproc.telemetry.metrics import Metrics
 
 Answer = TypeVar("Answer")
+
+
+def watched(ledger: Ledger, metrics: Metrics) -> WatchedLedger:
+    """``ledger`` with its calls, and the ends it keeps where it keeps any, in ``metrics``."""
+    if isinstance(ledger, RedisLedger):
+        return WatchedLedger(ledger, metrics, undelivered=partial(_kept_ends, ledger))
+    return WatchedLedger(ledger, metrics)
+
+
+def _kept_ends(ledger: RedisLedger) -> int:
+    return ledger.status.kept_ends
 
 
 class WatchedLedger:

@@ -9,7 +9,7 @@ from extproc.errors import LedgerDown
 from extproc.ledger.base import Candidate, End, Ended, Ledger, ReserveRequest, Upsert
 from extproc.ledger.inmemory import InMemoryLedger
 from extproc.ledger.redis import RedisLedger
-from extproc.telemetry.ledgerwatch import WatchedLedger
+from extproc.telemetry.ledgerwatch import watched
 from extproc.telemetry.metrics import Metrics
 from tests.support.valkey import ValkeyServer
 from tests.unit.telemetry.samples import NEED
@@ -27,7 +27,7 @@ async def test_it_is_the_ledger_behind_it() -> None:
     """Every call of the protocol reaches the ledger and brings its answer back, timed under its name."""
     metrics = Metrics()
     plain = InMemoryLedger(lambda: 1000.0)
-    ledger: Ledger = WatchedLedger(plain, metrics)
+    ledger: Ledger = watched(plain, metrics)
     assert await ledger.time_s() == 1000.0
     assert (await ledger.reserve(REQUEST)).chosen == 0
     (held,) = await ledger.reservations("r")
@@ -58,7 +58,7 @@ async def test_an_outage_shows_and_passes_through(pool: str) -> None:
     metrics = Metrics()
     with ValkeyServer() as server:
         plain = await RedisLedger.connect(server.url, pool, deadline_s=1.0, fresh=True)
-        ledger = WatchedLedger(plain, metrics, undelivered=lambda: plain.status.kept_ends)
+        ledger = watched(plain, metrics)
         await ledger.snapshot()
         assert figures(metrics)["kvgate_ledger_up"] == 1
         server.kill()
