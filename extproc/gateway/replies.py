@@ -11,38 +11,55 @@ from dataclasses import dataclass
 
 from extproc.gateway import names
 from extproc.gateway.pieces import header, metadata_matcher
-from extproc.gateway.protos import accesslog, core, hcm, matcher
+from extproc.gateway.protos import accesslog, core, hcm, matcher, route
 
 JSON = "application/json"
+MODELS_PREFIX = "/v1/models/"
 #: Seconds after which a client may try again when kvgate did not answer.
 RETRY_AFTER_S = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer of Envoy: when it applies, what the client reads, whether a retry makes sense."""
+    """One answer of Envoy: what the client reads, and whether a retry makes sense.
+
+    ``decision`` is ``unavailable`` where something is broken or late, ``reject`` where the request is at fault.
+    """
 
     status: int
+    decision: str
     reason: str
     kind: str
     message: str
-    retry: bool
+
+    @property
+    def retry(self) -> bool:
+        """A broken or late dependency may be back; a faulty request stays faulty."""
+        return self.decision == "unavailable"
 
 
-#: One line per status; the last line of `mappers` catches every other one.
-REPLIES: tuple[Reply, ...] = (
-    Reply(413, "body_too_large", "request_too_large", "The request body is larger than the gateway accepts.", False),
-    Reply(404, "not_found", "not_found_error", "The gateway has no such path.", False),
-    Reply(408, "request_timeout", "timeout_error", "The request was not received in time.", True),
-    Reply(504, "upstream_timeout", "timeout_error", "The engine did not answer in time.", True),
-    Reply(502, "upstream_unavailable", "api_error", "The engine broke off its answer.", True),
-    Reply(503, "upstream_unavailable", "overloaded_error", "The engine cannot be reached.", True),
-    Reply(500, "internal", "api_error", "The gateway could not process the exchange.", False),
-)
+NO_SUCH_MODEL = Reply(404, "reject", "unknown_model", "not_found_error", "No such model; GET /v1/models lists them.")
 UNDECIDED = Reply(
-    503, "not_ready", "overloaded_error", "Admission is not available; the request was not sent to an engine.", True
+    503, "unavailable", "not_ready", "overloaded_error", "Admission is not available; no engine got the request."
 )
-OTHER = Reply(400, "bad_request", "invalid_request_error", "The gateway refused the request.", False)
+#: By status, for everything else that Envoy answers by itself.
+REPLIES: tuple[Reply, ...] = (
+    Reply(404, "reject", "not_found", "not_found_error", "The gateway has no such path."),
+    Reply(408, "reject", "request_timeout", "timeout_error", "The request was not received in time."),
+    Reply(413, "reject", "body_too_large", "request_too_large", "The request body is larger than the gateway accepts."),
+    Reply(
+        431,
+        "reject",
+        "bad_request",
+        "invalid_request_error",
+        "The request headers are larger than the gateway accepts.",
+    ),
+    Reply(500, "unavailable", "internal", "api_error", "The gateway could not process the exchange."),
+    Reply(502, "unavailable", "upstream_unavailable", "api_error", "The engine's answer could not be read."),
+    Reply(503, "unavailable", "upstream_unavailable", "overloaded_error", "The engine cannot be reached."),
+    Reply(504, "unavailable", "upstream_timeout", "timeout_error", "The engine did not answer in time."),
+)
+OTHER = Reply(400, "reject", "bad_request", "invalid_request_error", "The gateway refused the request.")
 
 
 def body(kind: str, message: str, code: str) -> str:
@@ -56,16 +73,35 @@ def local_reply_config() -> hcm.LocalReplyConfig:
 
 
 def _mappers() -> Iterator[hcm.ResponseMapper]:
-    yield hcm.ResponseMapper(filter=_decision_is(names.DECISION_REJECT))
-    yield _mapper(UNDECIDED, _all(_status(UNDECIDED.status), _undecided()), decision="unavailable")
+    # A route without a cluster adds no headers to an immediate response (observed), so this rule does.
+    yield hcm.ResponseMapper(
+        filter=_decision(names.DECISION_REJECT, where_absent=False), headers_to_add=decision_headers()
+    )
+    models = accesslog.AccessLogFilter(header_filter=accesslog.HeaderFilter(header=path_under(MODELS_PREFIX)))
+    yield _mapper(NO_SUCH_MODEL, _all(_status(NO_SUCH_MODEL.status), models))
+    # No decision has this name, so the rule applies where there is none at all.
+    yield _mapper(UNDECIDED, _all(_status(UNDECIDED.status), _decision("-", where_absent=True)))
     for reply in REPLIES:
         yield _mapper(reply, _status(reply.status))
-    yield _mapper(OTHER, _status(400, accesslog.ComparisonFilterOp.GE))
+    yield _mapper(OTHER, _status(OTHER.status, accesslog.ComparisonFilterOp.GE))
 
 
-def _mapper(reply: Reply, applies: accesslog.AccessLogFilter, decision: str = "unavailable") -> hcm.ResponseMapper:
+def decision_headers() -> list[core.HeaderValueOption]:
+    """The response headers that come from the metadata; a key that is absent makes no header."""
+    return [
+        header(name, f"%DYNAMIC_METADATA({names.DECISION_NAMESPACE}:{key})%")
+        for name, key in names.RESPONSE_HEADERS.items()
+    ]
+
+
+def path_under(prefix: str) -> route.HeaderMatcher:
+    """Matches requests whose path starts with ``prefix``."""
+    return route.HeaderMatcher(name=":path", string_match=matcher.StringMatcher(prefix=prefix))
+
+
+def _mapper(reply: Reply, applies: accesslog.AccessLogFilter) -> hcm.ResponseMapper:
     headers = [
-        header("x-kvgate-decision", decision),
+        header("x-kvgate-decision", reply.decision),
         header("x-kvgate-reason", reply.reason),
         header("x-should-retry", str(reply.retry).lower()),
     ]
@@ -88,21 +124,12 @@ def _status(code: int, op: accesslog.ComparisonFilterOp = accesslog.ComparisonFi
     )
 
 
-def _decision_is(value: str) -> accesslog.AccessLogFilter:
+def _decision(value: str, *, where_absent: bool) -> accesslog.AccessLogFilter:
     exact = matcher.ValueMatcher(string_match=matcher.StringMatcher(exact=value))
     return accesslog.AccessLogFilter(
         metadata_filter=accesslog.MetadataFilter(
-            matcher=metadata_matcher(names.DECISION_NAMESPACE, names.KEY_DECISION, exact), match_if_key_not_found=False
-        )
-    )
-
-
-def _undecided() -> accesslog.AccessLogFilter:
-    # No value of `decision` matches the impossible string; only its absence does.
-    never = matcher.ValueMatcher(string_match=matcher.StringMatcher(exact="\x7f"))
-    return accesslog.AccessLogFilter(
-        metadata_filter=accesslog.MetadataFilter(
-            matcher=metadata_matcher(names.DECISION_NAMESPACE, names.KEY_DECISION, never), match_if_key_not_found=True
+            matcher=metadata_matcher(names.DECISION_NAMESPACE, names.KEY_DECISION, exact),
+            match_if_key_not_found=where_absent,
         )
     )
 
