@@ -95,6 +95,11 @@ def _connection_manager(config: Config) -> hcm.HttpConnectionManager:
         # The client's x-request-id is kept; kvgate's rid is its own and never from a client.
         preserve_external_request_id=True,
         always_set_request_id_in_response=True,
+        # One spelling of a path for kvgate and for the engine: an engine that decodes %2F or folds // would
+        # otherwise take for a chat completion what kvgate took for an unknown path.
+        normalize_path=True,
+        merge_slashes=True,
+        path_with_escaped_slashes_action=hcm.HttpConnectionManagerPathWithEscapedSlashesAction.UNESCAPE_AND_FORWARD,
         stream_idle_timeout=idle,
         request_headers_timeout=seconds(HEADERS_TIMEOUT_S),
         request_timeout=seconds(REQUEST_TIMEOUT_S),

@@ -65,7 +65,7 @@ class PriorityGroup(betterproto2.Message):
     """Clusters that one attempt chooses among; metadata names the group by ``name``."""
 
     name: str = betterproto2.field(1, betterproto2.TYPE_STRING)
-    clusters: list[ClusterWeight] = betterproto2.field(2, betterproto2.TYPE_MESSAGE, repeated=True)
+    clusters: list[ClusterWeight] = betterproto2.field(2, betterproto2.TYPE_MESSAGE, repeated=True)  # noqa: RUF009
 
 
 @dataclass(eq=False, repr=False)
@@ -75,7 +75,7 @@ class PriorityGroupClusterSpecifier(betterproto2.Message):
     Envoy 1.40 has it, envoy-data-plane has not. Field numbers are those in the descriptor inside Envoy's binary.
     """
 
-    priority_groups: list[PriorityGroup] = betterproto2.field(1, betterproto2.TYPE_MESSAGE, repeated=True)
+    priority_groups: list[PriorityGroup] = betterproto2.field(1, betterproto2.TYPE_MESSAGE, repeated=True)  # noqa: RUF009
     override_metadata_namespace: str = betterproto2.field(2, betterproto2.TYPE_STRING)
 
 

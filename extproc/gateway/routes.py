@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
+from urllib.parse import quote
 
 from extproc.config import Config
 from extproc.gateway import names, usage
@@ -19,13 +20,18 @@ from extproc.gateway.protos import (
     matcher,
     route,
 )
-from extproc.gateway.replies import JSON, UNDECIDED, body
+from extproc.gateway.replies import JSON, MODELS_PREFIX, NO_SUCH_MODEL, UNDECIDED, decision_headers
 
 #: Answers that can be larger than any buffer and whose usage teaches nothing: not held back to be read.
 UNBUFFERED_PATHS = r"^/(v1/)?(embeddings|rerank|score|pooling|classify)$|^/api/(embed|embeddings)$"
+#: Envoy's own limit for a direct response's body; a long list of models needs more.
+DEFAULT_DIRECT_BODY_BYTES = 4096
 #: Statuses with which an engine or a remote API says "not now".
 RETRIABLE = [429, 503]
 RETRY_ON = "connect-failure,refused-stream,reset,retriable-status-codes"
+
+#: Characters that clients leave as they are in a path (RFC 3986: pchar and "/").
+PLAIN_IN_PATH = "/:@!$&'()*+,;=~"
 
 EXT_PROC_FILTER = "envoy.filters.http.ext_proc"
 JSON_FILTER = f"envoy.filters.http.{usage.JSON_FILTER}"
@@ -35,21 +41,20 @@ def route_config(config: Config) -> route.RouteConfiguration:
     """The one route table of the listener."""
     routes = list(_routes(config))
     bodies = [
-        len(r.direct_response.body.inline_string or "") for r in routes if r.direct_response and r.direct_response.body
+        len((r.direct_response.body.inline_string or "").encode())
+        for r in routes
+        if r.direct_response and r.direct_response.body
     ]
     return route.RouteConfiguration(
         name="kvgate",
-        max_direct_response_body_size_bytes=max([4096, *(4 * size for size in bodies)]),
+        max_direct_response_body_size_bytes=max([DEFAULT_DIRECT_BODY_BYTES, *bodies]),
         virtual_hosts=[
             route.VirtualHost(
                 name="kvgate",
                 domains=["*"],
                 # Usage is read out of plain answers only.
                 request_headers_to_remove=["accept-encoding"],
-                response_headers_to_add=[
-                    header(name, f"%DYNAMIC_METADATA({names.DECISION_NAMESPACE}:{key})%")
-                    for name, key in names.RESPONSE_HEADERS.items()
-                ],
+                response_headers_to_add=decision_headers(),
                 routes=routes,
             )
         ],
@@ -121,12 +126,8 @@ def _undecided(config: Config, match: route.RouteMatch, per_filter: dict[str, An
     posture = config.envoy.open_posture
     make = partial(route.Route, name=names.ROUTE_UNDECIDED, match=match, typed_per_filter_config=per_filter)
     if posture is None:
-        return make(
-            direct_response=route.DirectResponseAction(
-                status=UNDECIDED.status,
-                body=core.DataSource(inline_string=body(UNDECIDED.kind, UNDECIDED.message, UNDECIDED.reason)),
-            )
-        )
+        # The body is replies.UNDECIDED's.
+        return make(direct_response=route.DirectResponseAction(status=UNDECIDED.status))
     action = _action(config)
     action.cluster = names.CLUSTER_OPEN
     return make(
@@ -145,9 +146,10 @@ def _model_routes(config: Config) -> Iterator[route.Route]:
     }
     yield _json_route(route.RouteMatch(path="/v1/models"), 200, json.dumps(listing))
     for alias, model in models.items():
-        yield _json_route(route.RouteMatch(path=f"/v1/models/{alias}"), 200, json.dumps(model))
-    missing = body("not_found_error", "No such model; GET /v1/models lists them.", "model_not_found")
-    yield _json_route(route.RouteMatch(prefix="/v1/models/"), 404, missing)
+        yield _json_route(
+            route.RouteMatch(path=MODELS_PREFIX + quote(alias, safe=PLAIN_IN_PATH)), 200, json.dumps(model)
+        )
+    yield _json_route(route.RouteMatch(prefix=MODELS_PREFIX), NO_SUCH_MODEL.status, None)
 
 
 def _model(alias: str) -> dict[str, object]:
@@ -163,7 +165,7 @@ def _model(alias: str) -> dict[str, object]:
     }
 
 
-def _json_route(match: route.RouteMatch, status: int, text: str) -> route.Route:
+def _json_route(match: route.RouteMatch, status: int, text: str | None) -> route.Route:
     match.headers = [
         route.HeaderMatcher(
             name=":method", string_match=matcher.StringMatcher(safe_regex=matcher.RegexMatcher(regex="GET|HEAD"))
@@ -173,7 +175,12 @@ def _json_route(match: route.RouteMatch, status: int, text: str) -> route.Route:
     return route.Route(
         name=names.ROUTE_MODELS,
         match=match,
-        direct_response=route.DirectResponseAction(status=status, body=core.DataSource(inline_string=text)),
-        response_headers_to_add=[header("content-type", JSON), header("x-kvgate-decision", "pass")],
+        direct_response=route.DirectResponseAction(
+            status=status, body=None if text is None else core.DataSource(inline_string=text)
+        ),
+        response_headers_to_add=[
+            header("content-type", JSON),
+            header("x-kvgate-decision", "pass", APPEND_ACTION.ADD_IF_ABSENT),
+        ],
         typed_per_filter_config={EXT_PROC_FILTER: off, JSON_FILTER: off},
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -148,6 +147,4 @@ def deciding(decide: Callable[[Asked], Verdict], address: str) -> Iterator[Decid
     try:
         yield decider
     finally:
-        stopped = threading.Event()
         server.stop(0).wait(5)
-        stopped.set()

@@ -82,7 +82,7 @@ def _handler(upstream: Upstream) -> type[BaseHTTPRequestHandler]:
             self.rfile.readline()
             return b"".join(parts)
 
-        do_GET = do_POST = do_DELETE = handle_any  # noqa: N815 - http.server calls these
+        do_GET = do_POST = do_DELETE = handle_any  # noqa: N815 - names that http.server calls
 
         def log_message(self, *_: object) -> None:
             pass
