@@ -62,5 +62,7 @@ def _show(result: Result) -> None:
     figures = ", ".join(f"{name} {value}" for name, value in result.ledger.items())
     print(f"\nLedger at the end: {figures}")
     print(f"Inputs counted differently by kvgate and engine: {result.miscounted}\n")
+    for line in result.broken:
+        print(f"broken: {line}")
     for check in result.checks:
         print(f"{'ok  ' if check.holds else 'FAIL'}  {check.name}: {check.figure}")

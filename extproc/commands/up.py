@@ -10,13 +10,15 @@ from pathlib import Path
 
 from extproc.config import Config
 from extproc.errors import ConfigError, DependencyDown
-from extproc.local import effective, stack
+from extproc.local import ask, effective, stack
 from extproc.local.demo_stack import PORTS, DemoEngines, make_engines
 from extproc.local.effective import Data
 from extproc.local.lifetime import Stopped, run_directory, stopping_on_signals
 from extproc.local.supervisor import ChildFailed, Supervisor
 
 HELP = "run ledger, agent, ext_proc, Envoy and, where none are given, engines on this machine"
+#: The agent reports twice a second or so; an engine that is down must not keep the stack from starting.
+FLEET_READY_S = 10.0
 #: Addresses of a run without a configuration file of its own.
 ADDRESSES = {
     "envoy": "127.0.0.1:10000",
@@ -82,6 +84,10 @@ def _up(args: argparse.Namespace, directory: Path) -> int:
         for child in children:
             supervisor.start(child)
             _say(f"started {child.name}")
+        if config.local_replicas():
+            late = ask.await_fleet(config_file, FLEET_READY_S, supervisor.check)
+            for replica, state in late.items():
+                _say(f"not ready yet: {replica} ({state}); requests for it go to its fallback or are refused")
         _announce(plan, config, config_file, supervisor.log_directory)
         try:
             supervisor.watch(lambda: False)

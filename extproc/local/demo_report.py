@@ -184,3 +184,11 @@ def table(without: Run, with_: Run) -> list[str]:
 def offered_tokens(work: Sequence[Job]) -> int:
     """KV cells that all jobs together would reserve."""
     return sum(job.reserved_tokens for job in work)
+
+
+def broken_line(outcome: Outcome) -> str:
+    """What is known of a broken answer, without any of its text."""
+    reply = outcome.reply
+    kind = reply.headers.get("content-type", "no content type")
+    what = reply.error or f"status {reply.status}, {kind}, {len(reply.body)} bytes, {len(reply.events)} events"
+    return f"demo-{outcome.job.number} at {outcome.sent_s:.1f} s for {reply.took_s:.1f} s: target {outcome.target}, reason {outcome.reason}: {what}"

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from tokenizers import Tokenizer
 
 from extproc.config import Config
 from extproc.errors import DependencyDown
-from extproc.local import demo_load, effective, stack
+from extproc.local import ask, demo_load, effective, stack
 from extproc.local import demo_report as report
 from extproc.local.demo_load import Job, Outcome
 from extproc.local.demo_stack import (
@@ -36,7 +34,6 @@ from extproc.local.supervisor import Supervisor
 FLEET_READY_S = 20.0
 #: The last end record and the cooling of broken requests are over well before this.
 LEDGER_EMPTY_S = 15.0
-COMMAND_TIMEOUT_S = 20.0
 POLL_S = 0.25
 
 Say = Callable[[str], None]
@@ -46,9 +43,9 @@ Say = Callable[[str], None]
 class Size:
     """How much load: ``requests`` in bursts of ``burst``, one burst every ``pause_s``."""
 
-    requests: int = 210
-    burst: int = 30
-    pause_s: float = 4.0
+    requests: int = 216
+    burst: int = 24
+    pause_s: float = 3.0
     seed: int = 7
 
 
@@ -65,6 +62,7 @@ class Result:
     decisions: str
     ledger: Mapping[str, Any]
     miscounted: int
+    broken: Sequence[str]
 
     @property
     def holds(self) -> bool:
@@ -93,7 +91,9 @@ def run(directory: Path, size: Size, say: Say) -> Result:
         config = _configure(engines, config_file, directory, ports[PORTS + 2 :])
         for child in stack.KvgateStack(config, config_file, directory, ports[-1], node_id="kvgate-demo").children():
             supervisor.start(child)
-        _await_fleet(supervisor, config_file)
+        late = ask.await_fleet(config_file, FLEET_READY_S, supervisor.check)
+        if late:
+            raise DependencyDown(f"not every engine was ready within {FLEET_READY_S:g} s: {late}")
         with_ = asyncio.run(demo_load.send(work, _port(config.envoy.listen)))
         supervisor.check()
         say("load done; waiting for the ledger to be empty")
@@ -169,41 +169,11 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def kvgate(*words: str) -> subprocess.CompletedProcess[str]:
-    """One short command of kvgate, as an operator would run it."""
-    command = [sys.executable, "-m", "extproc.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
-
-
-def _status(config_file: Path) -> dict[str, Any]:
-    """``kvgate status --json``; ``DependencyDown`` with its own line where it fails."""
-    done = kvgate("status", "-c", str(config_file), "--json")
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise DependencyDown(f"kvgate status failed: {said[-1] if said else f'exit status {done.returncode}'}")
-    status = json.loads(done.stdout)
-    assert isinstance(status, dict)
-    return status
-
-
-def _await_fleet(supervisor: Supervisor, config_file: Path) -> None:
-    """Wait until every replica is ready in the ledger's eyes."""
-    deadline_s = time.monotonic() + FLEET_READY_S
-    while True:
-        supervisor.check()
-        states = {row["replica"]: row["state"] for row in _status(config_file)["state"]["replicas"]}
-        if states and all(state == "ready" for state in states.values()):
-            return
-        if time.monotonic() > deadline_s:
-            raise DependencyDown(f"not every engine was ready within {FLEET_READY_S:g} s: {states}")
-        time.sleep(POLL_S)
-
-
 def _await_empty_ledger(config_file: Path) -> dict[str, Any]:
     """The status once nothing is reserved any more, or as it stands when the time is up."""
     deadline_s = time.monotonic() + LEDGER_EMPTY_S
     while True:
-        status = _status(config_file)
+        status = ask.status(config_file)
         if status["ledger"]["reservations"] == 0 or time.monotonic() > deadline_s:
             return status
         time.sleep(POLL_S)
@@ -230,7 +200,7 @@ def _result(
     status: dict[str, Any],
 ) -> Result:
     ledger = status["ledger"]
-    audit = kvgate("ledger", "audit", "-c", str(config_file))
+    audit = ask.kvgate("ledger", "audit", "-c", str(config_file))
     runs = report.run_figures(without, default_target="primary"), report.run_figures(with_)
     packed = report.packing(with_, primary="primary", cells=PRIMARY_CELLS, slots=PRIMARY_SLOTS)
     idle = report.idle_refusals(with_, _chains(config))
@@ -241,9 +211,10 @@ def _result(
         with_=runs[1],
         packed=packed,
         checks=report.checks(*runs, packed, idle, ledger, audit.returncode == 0),
-        decisions=kvgate("status", "-c", str(config_file), "--recent", "12").stdout.rstrip(),
+        decisions=ask.kvgate("status", "-c", str(config_file), "--recent", "12").stdout.rstrip(),
         ledger=ledger,
         miscounted=sum(_miscounted(row) for row in status.get("recent", [])),
+        broken=[report.broken_line(outcome) for outcome in with_ if outcome.fate == "broken"],
     )
 
 

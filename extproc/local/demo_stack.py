@@ -57,10 +57,11 @@ class DemoEngines:
         for model in data["models"].values():
             if self.model is None:  # the emulator counts bytes; kvgate's upper bound covers that
                 model.pop("tokenizer")
-                model.pop("geometry")
+                model.pop("geometry", None)
             else:
                 model["tokenizer"] = str(self.model / "tokenizer.json")
-                model["geometry"] = str(self.model / "config.json")
+                if "geometry" in model:
+                    model["geometry"] = str(self.model / "config.json")
         return data
 
 
