@@ -21,6 +21,7 @@ from extproc.telemetry.record import Record, clean, figures_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
     from opentelemetry.trace import SpanContext, Tracer
@@ -139,10 +140,10 @@ class Spans:
         if self._tracer is None:
             return
         from opentelemetry.trace import SpanKind, Status, StatusCode
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        context = TraceContextTextMapPropagator().extract(carrier)
-        span = self._tracer.start_span(names.SPAN_DECIDE, context=context, kind=SpanKind.SERVER, start_time=start_ns)
+        span = self._tracer.start_span(
+            names.SPAN_DECIDE, context=_context(carrier), kind=SpanKind.SERVER, start_time=start_ns
+        )
         if not span.is_recording():
             return
         span.set_attributes(_decision_attributes(record, ledger_ms, operation))
@@ -185,16 +186,8 @@ class Spans:
         parent = remembered or carrier
         if not parent:
             return
-        from opentelemetry.trace import SpanKind
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        context = TraceContextTextMapPropagator().extract(parent)
-        span = self._tracer.start_span(
-            names.SPAN_COMPLETE,
-            context=context,
-            kind=SpanKind.INTERNAL,
-            start_time=end_ns if start_ns is None else start_ns,
-        )
+        began_ns = end_ns if start_ns is None else start_ns
+        span = self._tracer.start_span(names.SPAN_COMPLETE, context=_context(parent), start_time=began_ns)
         if not span.is_recording():
             return
         span.set_attributes(
@@ -298,6 +291,12 @@ def _figures(candidate: Mapping[str, Any]) -> dict[str, Any]:
 
 def _present(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _context(carrier: Mapping[str, str]) -> Context:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract(carrier)
 
 
 def _carrier_of(context: SpanContext) -> dict[str, str]:
