@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from extproc.candidates import Ask, Place, Planner
 from extproc.config.models import Config
-from extproc.counters import Counters
+from extproc.counting import Counting
 from extproc.decisions import Decisions, Identity, Understood, considered
 from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
 from extproc.errors import BadRequest, LedgerDown
@@ -45,7 +45,7 @@ class Admission:
         config: Config,
         *,
         planner: Planner,
-        counters: Counters,
+        counting: Counting,
         ledger: Ledger,
         fleet: Fleet,
         learning: Learning,
@@ -57,7 +57,7 @@ class Admission:
         self._lanes = LaneTable(config)
         self._decisions = Decisions(config, spread)
         self._planner = planner
-        self._counters = counters
+        self._counting = counting
         self._ledger = ledger
         self._fleet = fleet
         self._learning = learning
@@ -125,7 +125,7 @@ class Admission:
     async def _understand(self, pending: Pending, parsed: Parsed, request: InferenceRequest, route: Route) -> Understood:
         started = self._clock_s()
         budget = route.lane.max_input_tokens
-        counts = await self._counters.count(
+        counts = await self._counting.per_target(
             route.chain, request, budget_tokens=budget if route.fallback is None else None
         )
         pending.timings_ms["count"] = (self._clock_s() - started) * 1000.0
@@ -222,7 +222,9 @@ class Admission:
             chosen = next((p for p in usable if p.candidate is not None and p.candidate.remote), None)
         if chosen is None:
             return self._decisions.refused(pending.who, Reason.LEDGER_DOWN, what=what, shown=shown, ledger="degraded")
-        admitted = self._decisions.admitted(pending.who, what, chosen, shown, None)
+        # With a time of reservation its periodic records rebuild it in the ledger as soon as that is back.
+        at_s = self._fleet.ledger_now_s()
+        admitted = self._decisions.admitted(pending.who, what, chosen, shown, at_s, ledger="degraded")
         return admitted if self._config.mode == "enforce" else self._decisions.shadowed(admitted, admitted)
 
     def _pass(self, pending: Pending, parsed: Parsed) -> Decision:

@@ -118,6 +118,7 @@ class Completion:
                 self._listening_since_s = now
             self._last_tick_s = now
             try:
+                await self.flush()
                 await self._ledger.reap(listened_s=now - self._listening_since_s, owners=tuple(self.owners))
             except LedgerDown:
                 self._listening_since_s = self._clock_s()

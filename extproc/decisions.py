@@ -76,8 +76,9 @@ class Decisions:
         chosen: Place,
         shown: tuple[ConsideredCandidate, ...],
         reserved_at_s: float | None,
+        ledger: str = "ok",
     ) -> Decision:
-        """The request goes to ``chosen``; ``reserved_at_s`` is None where the ledger did not take part."""
+        """The request goes to ``chosen``; without ``reserved_at_s`` no record of it will ever renew a reservation."""
         fallback = chosen.target != what.route.chain[0]
         first = shown[0].refused_by if shown else None
         reason = first if fallback and first not in (None, NOT_TRIED) else None
@@ -100,7 +101,7 @@ class Decisions:
             count_source=count.source,
             expected_output_tokens=chosen.limits.expected_tokens if chosen.limits else None,
             max_output_tokens=what.request.max_output_tokens,
-            ledger="ok" if reserved_at_s is not None else "degraded",
+            ledger=ledger,
             headers=headers,
             body=body,
             dialect=what.request.dialect,

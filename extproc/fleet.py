@@ -8,6 +8,7 @@ that a burst does not queue up at one replica.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -23,14 +24,20 @@ TIMEOUT_S = 2.0
 class Fleet:
     """Latest snapshot of the ledger's pool."""
 
-    __slots__ = ("_by_target", "_ledger", "_observe", "_since", "failures", "snapshot")
+    __slots__ = ("_clock_s", "_ledger", "_observe", "_read_at_s", "_since", "failures", "snapshot")
 
-    def __init__(self, ledger: Ledger, observe: Callable[[LedgerSnapshot], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        observe: Callable[[LedgerSnapshot], None] = lambda _: None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._ledger = ledger
         self._observe = observe
+        self._clock_s = clock_s
+        self._read_at_s = 0.0
         self.snapshot: LedgerSnapshot | None = None
         self.failures = 0
-        self._by_target: dict[str, list[ReplicaView]] = {}
         self._since: dict[str, int] = defaultdict(int)
 
     def view(self, replica: str) -> ReplicaView | None:
@@ -50,6 +57,12 @@ class Fleet:
         """Remember a reservation that the snapshot does not show yet."""
         self._since[replica] += blocks
 
+    def ledger_now_s(self) -> float | None:
+        """The ledger's clock as the last snapshot and our own clock tell it; None before the first snapshot."""
+        if self.snapshot is None:
+            return None
+        return self.snapshot.now_s + self._clock_s() - self._read_at_s
+
     async def refresh(self) -> bool:
         """Read the snapshot once; False where the ledger did not answer and the old one stays."""
         try:
@@ -60,6 +73,7 @@ class Fleet:
             return False
         self.failures = 0
         self.snapshot = snapshot
+        self._read_at_s = self._clock_s()
         self._since.clear()
         self._observe(snapshot)
         return True

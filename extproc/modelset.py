@@ -1,7 +1,6 @@
-"""What a configuration's models become at start: cost models and counters, loaded once, every mistake in one list.
+"""What a configuration's models cost: geometries loaded once at start, every mistake in one list.
 
-Owns the loading; reads files (geometry, tokenizers) and nothing else. Two targets of one model share what they
-can share.
+Owns the loading of geometries and the choice of rules per target; ``counting`` loads the tokenizers.
 """
 
 from __future__ import annotations
@@ -9,43 +8,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from extproc.config.models import Config, Model
+from extproc.config.models import Config
 from extproc.errors import ConfigError, GeometryError
 from extproc.memory import Geometry, KvModel, build_kv_model, engine_rules, load_geometry
-from extproc.tokens import PromptCounter, TokenizerError, bound_counter, load_counter
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSet:
-    """Geometry per model (None: tokens only) and the counter per target."""
+    """Geometry per model; None where none is named, so that only tokens are counted."""
 
     config: Config
     geometries: Mapping[str, Geometry | None]
-    counters: Mapping[str, PromptCounter]
 
     @classmethod
     def load(cls, config: Config, *, where: str) -> ModelSet:
         """Load everything the configuration names; ``ConfigError`` with a line per file that cannot be used."""
         problems: list[str] = []
         geometries: dict[str, Geometry | None] = {}
-        counters: dict[str, PromptCounter] = {}
         for name, model in config.models.items():
             try:
                 geometries[name] = load_geometry(model.geometry) if model.geometry is not None else None
             except GeometryError as error:
                 problems.append(f"{where}: models.{name}.geometry: {error}")
-            try:
-                counters[name] = _counter(name, model)
-            except TokenizerError as error:
-                problems.append(f"{where}: models.{name}.tokenizer: {error}")
-        loaded = cls(
-            config,
-            geometries,
-            {
-                name: counters[target.model] if target.model in counters else bound_counter(None)
-                for name, target in config.targets.items()
-            },
-        )
+        loaded = cls(config, geometries)
         if not problems:
             problems += loaded._kv_problems(where)
         if problems:
@@ -86,8 +71,3 @@ class ModelSet:
                 problems.append(f"{where}: targets.{name}: {error}")
         return problems
 
-
-def _counter(name: str, model: Model) -> PromptCounter:
-    if model.tokenizer is None:
-        return bound_counter(name, image_tokens=model.image_tokens)
-    return load_counter(model.tokenizer, chat_template=model.chat_template, name=name, image_tokens=model.image_tokens)

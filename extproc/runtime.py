@@ -23,7 +23,7 @@ from extproc.admission import Admission
 from extproc.candidates import Planner
 from extproc.completion import Completion
 from extproc.config.models import Config
-from extproc.counters import Counters
+from extproc.counting import Counting
 from extproc.errors import ConfigError, LedgerDown
 from extproc.fleet import Fleet
 from extproc.learning import Learning
@@ -35,6 +35,7 @@ from extproc.modelset import ModelSet
 from extproc.observe import Observer
 from extproc.server import Gate, Service, start
 from extproc.telemetry.decisionlog import DecisionLog, RingLog, StreamLog
+from extproc.telemetry.ledgerwatch import watched
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.spans import Spans
 
@@ -52,7 +53,7 @@ async def open_ledger(config: Config, *, wait: bool = False) -> Ledger:
     """The ledger the configuration names; with ``wait``, ``LedgerDown`` where it does not answer now."""
     settings = config.ledger
     if settings.url == "memory":
-        return InMemoryLedger(time.time)
+        return InMemoryLedger(time.time, periodic_s=config.envoy.periodic_s)
     if settings.url == "embedded":
         raise ConfigError(["ledger.url: `embedded` works with `kvgate up` only; name a redis:// address"])
     ledger = await RedisLedger.connect(
@@ -80,12 +81,13 @@ class Runtime:
         self.share = LocalShare()
         self.fleet = Fleet(ledger, self._saw)
         self.spans = Spans.from_config(config.telemetry, version=version("kvgate"), on_result=metrics.spans)
-        self.counters = Counters(models, deadline_ms=config.serve.count_deadline_ms)
+        self.counting = Counting.from_config(config)
+        metrics.watch_counting(self.counting.stats)
         observer = Observer(metrics, self.spans, decisions, self.fleet)
         self.admission = Admission(
             config,
             planner=Planner(config, models.kv),
-            counters=self.counters,
+            counting=self.counting,
             ledger=ledger,
             fleet=self.fleet,
             learning=self.learning,
@@ -121,6 +123,7 @@ class Runtime:
         await self.decisions.close()
         self.spans.close()
         await self.admin.close()
+        self.counting.close()
         await self.ledger.close()
         log.info("stopped")
 
@@ -167,4 +170,4 @@ async def serve(config: Config, *, where: str, listen: str, admin: str, ready: C
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     log.info("starting", extra={"pid": os.getpid(), "listen": listen, "admin": admin})
-    await Runtime(config, models, ledger, decisions, metrics).run(listen, admin, ready, stop)
+    await Runtime(config, models, watched(ledger, metrics), decisions, metrics).run(listen, admin, ready, stop)

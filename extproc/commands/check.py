@@ -8,6 +8,7 @@ import sys
 
 from extproc.config import load
 from extproc.config.checks import warnings
+from extproc.counting import Counting
 from extproc.errors import ConfigError
 from extproc.modelset import ModelSet
 
@@ -28,6 +29,9 @@ def run(args: argparse.Namespace) -> int:
         config = load(args.file)
         notes = [f"{args.file}: {line}" for line in warnings(config)]
         ModelSet.load(config, where=args.file)
+        counting = Counting.from_config(config)
+        notes += [f"{args.file}: {line}" for line in counting.notes()]
+        counting.close()
     except ConfigError as error:
         problems = error.problems
     if args.json:

@@ -11,13 +11,13 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from extproc.admission import Admission
 from extproc.candidates import Planner
 from extproc.config import Config, load
-from extproc.counters import Counters
+from extproc.counting import Counting
 from extproc.errors import ConfigError
 from extproc.fleet import Fleet
 from extproc.learning import Learning
@@ -37,7 +37,7 @@ MIDDLE = 0.5
 #: Leases of copied reservations: longer than any explanation takes.
 LEASE_S = 3600.0
 
-Reservations = Mapping[str, Sequence[LiveReservation]]
+Reservations = dict[str, list[LiveReservation]]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -65,18 +65,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _explain(config: Config, args: argparse.Namespace, head: RequestHead, body: bytes) -> Record:
-    if args.state:
-        snapshot, reservations = load_state(args.state)
-    else:
-        snapshot, reservations = await _live(config)
+    snapshot, reservations = load_state(args.state) if args.state else await _live(config)
     ledger = await copy_of(snapshot, reservations)
     fleet = Fleet(ledger)
     await fleet.refresh()
     models = ModelSet.load(config, where=args.config)
+    counting = Counting.from_config(config)
     admission = Admission(
         config,
         planner=Planner(config, models.kv),
-        counters=Counters(models, deadline_ms=config.serve.count_deadline_ms),
+        counting=counting,
         ledger=ledger,
         fleet=fleet,
         learning=Learning(),
@@ -88,6 +86,7 @@ async def _explain(config: Config, args: argparse.Namespace, head: RequestHead, 
     started = time.perf_counter()
     decision = await admission.decide(pending, body)
     elapsed_ms = (time.perf_counter() - started) * 1000.0
+    counting.close()
     count_ms = pending.timings_ms.get("count", 0.0)
     record = decision_record(decision, at_s=time.time(), decision_ms=elapsed_ms, count_ms=count_ms)
     return record | {"rid": None}

@@ -70,8 +70,8 @@ def _supervise(config: str, listen: str, admin: str, workers: int) -> int:
         nonlocal stopping
         stopping = True
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    for caught in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(caught, stop)
     processes = [launch(number) for number in range(workers)]
     started = [time.monotonic()] * workers
     while not stopping:

@@ -15,8 +15,11 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}$")]
 Positive = Annotated[int, Field(gt=0, le=2**53)]
 NonNegative = Annotated[int, Field(ge=0, le=2**53)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
-HttpUrl = Annotated[str, Field(pattern=r"^https?://[^/\s?#]+(/[^\s?#]*)?$")]
-Address = Annotated[str, Field(pattern=r"^(unix:/\S+|\[?[A-Za-z0-9_.:-]+\]?:\d{1,5})$")]
+#: 0 .. 65535
+_PORT = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)"
+HttpUrl = Annotated[str, Field(pattern=rf"^https?://{_HOST}(:{_PORT})?(/[^\s?#]*)?$")]
+Address = Annotated[str, Field(pattern=rf"^(unix:/\S+|{_HOST}:{_PORT})$")]
 
 #: Engines kvgate has rules for; ``openai`` is any remote API that speaks the OpenAI protocol.
 EngineName = Literal["vllm", "sglang", "llamacpp", "ollama", "tgi", "trtllm", "openai"]

@@ -1,0 +1,280 @@
+"""The whole stack for one test, of real parts: Valkey, emulated engines, agent, serve, Envoy, on ephemeral ports.
+
+Every part runs as the process an operator would start. The test gets handles to ask engines what *they* counted, to
+read the ledger, and to kill or stop each part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from extproc.config import load
+from extproc.gateway.build import build
+from extproc.ledger.base import LedgerSnapshot
+from extproc.ledger.redis import RedisLedger
+from extproc.local.client import Reply, request
+from tests.support import envoy
+from tests.support.valkey import ValkeyServer
+
+READY_WITHIN_S = 60.0
+STOP_WITHIN_S = 15.0
+
+
+@dataclass
+class Engine:
+    """One emulated engine: its process, its port, and what it says of itself."""
+
+    name: str
+    arguments: Sequence[str]
+    folder: Path
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; a restart keeps the port."""
+        arguments = ["--port", str(self.port), *self.arguments]
+        with (self.folder / f"{self.name}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "extproc.local.emulator", *arguments], stdout=subprocess.PIPE, stderr=log
+            )
+        assert self.process.stdout is not None
+        with self.process.stdout as out:
+            line = out.readline().decode()
+        found = re.search(r"127\.0\.0\.1:(\d+)", line)
+        assert found is not None, f"{self.name} printed {line!r}"
+        self.port = int(found[1])
+
+    def stats(self) -> dict[str, Any]:
+        """GET /emulator/stats."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/emulator/stats", timeout=10) as answer:
+            return dict(json.load(answer))
+
+    def faults(self, **values: object) -> None:
+        """POST /emulator/faults."""
+        body = json.dumps(values).encode()
+        urllib.request.urlopen(
+            urllib.request.Request(f"http://127.0.0.1:{self.port}/emulator/faults", data=body, method="POST"),
+            timeout=10,
+        ).close()
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        """What it served, as its own log says."""
+        return list(self.stats()["requests"])
+
+
+@dataclass
+class Stack:
+    """A running stack."""
+
+    folder: Path
+    config_path: Path
+    valkey: ValkeyServer
+    engines: dict[str, Engine]
+    envoy: envoy.Envoy
+    agent: subprocess.Popen[bytes] | None
+    serves: list[subprocess.Popen[bytes]]
+    listens: list[str]
+    _stack: ExitStack = field(repr=False, default_factory=ExitStack)
+
+    async def send(
+        self,
+        body: Mapping[str, Any] | bytes,
+        *,
+        path: str = "/v1/chat/completions",
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+        method: str = "POST",
+    ) -> Reply:
+        """One request through Envoy."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await request(
+            self.envoy.port, method, path, body=data,
+            headers={"content-type": "application/json", **(headers or {})}, timeout_s=timeout_s,
+        )  # fmt: skip
+
+    async def ledger(self) -> RedisLedger:
+        """A ledger client of the test's own; the caller closes it."""
+        return await RedisLedger.connect(self.valkey.url, load(self.config_path).ledger.pool, deadline_s=2.0)
+
+    async def snapshot(self) -> LedgerSnapshot:
+        """The ledger as it is now."""
+        ledger = await self.ledger()
+        try:
+            return await ledger.snapshot()
+        finally:
+            await ledger.close()
+
+    async def reservations(self) -> int:
+        """Live reservations of the whole pool."""
+        return sum(view.reservations for view in (await self.snapshot()).replicas.values())
+
+    async def until_empty(self, within_s: float) -> float:
+        """Wait until nothing is reserved; returns how long it took, fails when it takes longer."""
+        began = time.monotonic()
+        while (left := await self.reservations()) > 0:
+            if time.monotonic() - began > within_s:
+                raise AssertionError(f"{left} reservations are left after {within_s} s")
+            await asyncio.sleep(0.1)
+        return time.monotonic() - began
+
+    async def until_reserved(self, wanted: int, within_s: float = 8.0) -> None:
+        """Wait until exactly this many reservations are live."""
+        until = time.monotonic() + within_s
+        while (found := await self.reservations()) != wanted:
+            if time.monotonic() > until:
+                raise AssertionError(f"{found} reservations, not {wanted}, after {within_s} s")
+            await asyncio.sleep(0.05)
+
+    async def until_ready(self, *replicas: str, within_s: float = 20.0) -> None:
+        """Wait until the ledger knows these replicas (default: all engines) as ready."""
+        wanted = replicas or tuple(replica.name for _, _, replica in load(self.config_path).local_replicas())
+        until = time.monotonic() + within_s
+        while True:
+            views = (await self.snapshot()).replicas
+            if all(name in views and views[name].state == "ready" for name in wanted):
+                return
+            if time.monotonic() > until:
+                states = {name: views[name].state if name in views else None for name in wanted}
+                raise AssertionError(f"not ready within {within_s} s: {states}\n{self.logs()}")
+            await asyncio.sleep(0.1)
+
+    def start_serve(self, number: int = 0) -> None:
+        """Start (again) one serve process and wait until it listens."""
+        with (self.folder / f"serve{number}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "extproc.cli", "serve", "-c", str(self.config_path), "--listen",
+                 self.listens[number], "--admin", "127.0.0.1:0", "--workers", "1"],
+                stdout=subprocess.PIPE, stderr=log,
+            )  # fmt: skip
+        if number < len(self.serves):
+            self.serves[number] = process
+        else:
+            self.serves.append(process)
+        assert process.stdout is not None
+        with process.stdout as out:
+            line = out.readline()
+        if b"ready" not in line:
+            raise AssertionError(f"serve did not start:\n{self.logs()}")
+
+    def start_agent(self) -> None:
+        """Start (again) the agent."""
+        with (self.folder / "agent.log").open("ab") as log:
+            self.agent = subprocess.Popen(
+                [sys.executable, "-m", "extproc.cli", "agent", "-c", str(self.config_path)],
+                stdout=subprocess.DEVNULL, stderr=log,
+            )  # fmt: skip
+
+    def logs(self) -> str:
+        """The ends of all logs, for a failure's message."""
+        return "\n".join(
+            f"== {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in self.folder.glob("*.log")
+        )
+
+
+def config_of(
+    engines: Mapping[str, Engine],
+    targets: Mapping[str, Any],
+    rest: Mapping[str, Any],
+    valkey: ValkeyServer,
+    folder: Path,
+) -> dict[str, Any]:
+    """kvgate.yaml for these engines: a replica's ``url`` is filled in by its name."""
+    filled = json.loads(json.dumps(targets))
+    for target in filled.values():
+        for replica in target.get("replicas", ()):
+            replica["url"] = f"http://127.0.0.1:{engines[replica['name']].port}"
+        if "engineName" in target:
+            target["url"] = f"http://127.0.0.1:{engines[target.pop('engineName')].port}"
+    merged: dict[str, Any] = {
+        "ledger": {"url": valkey.url, "deadlineMs": 200},
+        "serve": {"listen": f"unix:{folder}/x.sock", "admin": "127.0.0.1:0", "countDeadlineMs": 300},
+        "envoy": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "messageTimeoutMs": 1000},
+        "agent": {"intervalS": 0.3, "admin": "127.0.0.1:0", "node": "test"},
+        "targets": filled,
+    }
+    for key, value in rest.items():
+        merged[key] = (
+            {**merged[key], **value} if isinstance(value, dict) and isinstance(merged.get(key), dict) else value
+        )
+    return merged
+
+
+@contextmanager
+def running(
+    engines: Mapping[str, Sequence[str]],
+    targets: Mapping[str, Any],
+    *,
+    serves: int = 1,
+    environment: Mapping[str, str] | None = None,
+    **rest: Any,
+) -> Iterator[Stack]:
+    """A stack of ``engines`` (name -> the emulator's arguments) behind ``targets`` and the configuration ``rest``."""
+    folder = Path(tempfile.mkdtemp(prefix="kvg-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        valkey = ValkeyServer().start()
+        stack.callback(valkey.stop)
+        made = {name: Engine(name, arguments, folder) for name, arguments in engines.items()}
+        for engine in made.values():
+            engine.start()
+            stack.callback(_stop, lambda engine=engine: engine.process)
+        config = config_of(made, targets, rest, valkey, folder)
+        if serves > 1:
+            config["serve"]["workers"] = serves
+        path = folder / "kvgate.yaml"
+        path.write_text(json.dumps(config))
+        listen = config["serve"]["listen"]
+        listens = [f"{listen}.{n}" for n in range(serves)] if serves > 1 else [listen]
+        running_envoy = stack.enter_context(
+            envoy.running(build(load(path)), folder, environment={**os.environ, **(environment or {})})
+        )
+        made_stack = Stack(folder, path, valkey, made, running_envoy, None, [], listens, stack)
+        made_stack.start_agent()
+        stack.callback(_stop, lambda: made_stack.agent)
+        for number in range(serves):
+            made_stack.start_serve(number)
+            stack.callback(_stop, lambda number=number: made_stack.serves[number])
+        asyncio.run(made_stack.until_ready())
+        # Envoy's first health check of serve may come before serve listens; the next one is a second later.
+        _until_healthy(running_envoy)
+        yield made_stack
+
+
+def _until_healthy(running_envoy: envoy.Envoy) -> None:
+    until = time.monotonic() + READY_WITHIN_S
+    while "kvgate-extproc::" not in (text := running_envoy.admin("/clusters")) or "/failed_active_hc" in "".join(
+        line for line in text.splitlines() if line.startswith("kvgate-extproc::") and "health_flags" in line
+    ):
+        if time.monotonic() > until:
+            raise AssertionError("Envoy never saw serve healthy")
+        time.sleep(0.05)
+
+
+def _stop(process: Any) -> None:
+    found = process()
+    if found is None or found.poll() is not None:
+        return
+    found.send_signal(signal.SIGCONT)
+    found.terminate()
+    try:
+        found.wait(STOP_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        found.kill()
+        found.wait(5)
+        raise
