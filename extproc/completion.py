@@ -14,7 +14,8 @@ from extproc.accesslog import EntryKind, LogRecord
 from extproc.config.models import Config
 from extproc.errors import LedgerDown
 from extproc.learning import Learning
-from extproc.ledger.base import COOLING_S, End, Ended, Ledger, Upsert
+from extproc.ledger.base import COOLING_S, SILENCE_S, End, Ended, Ledger, Upsert
+from extproc.ledger.posture import LocalShare
 from extproc.metadata import reservation_from
 
 #: Records are sent to the ledger in batches gathered over this long.
@@ -43,11 +44,18 @@ class Completion:
     """Queues of one process; ``clock_s`` is monotonic."""
 
     def __init__(
-        self, config: Config, ledger: Ledger, learning: Learning, observer: Observer, clock_s: Callable[[], float]
+        self,
+        config: Config,
+        ledger: Ledger,
+        learning: Learning,
+        share: LocalShare,
+        observer: Observer,
+        clock_s: Callable[[], float],
     ) -> None:
         self._config = config
         self._ledger = ledger
         self._learning = learning
+        self._share = share
         self._observer = observer
         self._clock_s = clock_s
         self._pool = config.ledger.pool
@@ -59,21 +67,28 @@ class Completion:
         self._wake = asyncio.Event()
         self._listening_since_s = clock_s()
         self._last_tick_s = clock_s()
-        #: Envoys whose access log this process receives -> number of open log streams.
-        self.owners: dict[str, int] = {}
+        #: Envoys whose access log this process receives -> open log streams, and since when there is one.
+        self._owners: dict[str, tuple[int, float]] = {}
         self.dropped = 0
 
     def attach(self, owner: str) -> None:
         """An access-log stream of this Envoy opened."""
-        self.owners[owner] = self.owners.get(owner, 0) + 1
+        streams, since_s = self._owners.get(owner, (0, self._clock_s()))
+        self._owners[owner] = (streams + 1, since_s)
 
     def detach(self, owner: str) -> None:
         """An access-log stream of this Envoy closed."""
-        left = self.owners.get(owner, 0) - 1
-        if left > 0:
-            self.owners[owner] = left
+        streams, since_s = self._owners.get(owner, (0, 0.0))
+        if streams > 1:
+            self._owners[owner] = (streams - 1, since_s)
         else:
-            self.owners.pop(owner, None)
+            self._owners.pop(owner, None)
+
+    def listened(self, now_s: float) -> tuple[float | None, tuple[str, ...]]:
+        """The Envoys whose silence proves something by now, and how long all of them have been listened to."""
+        heard = {owner: now_s - max(since_s, self._listening_since_s) for owner, (_, since_s) in self._owners.items()}
+        long = {owner: seconds for owner, seconds in heard.items() if seconds >= SILENCE_S}
+        return (min(long.values()), tuple(long)) if long else (None, ())
 
     def record(self, record: LogRecord, owner: str) -> None:
         """Take one entry of ``owner``'s access log."""
@@ -119,7 +134,8 @@ class Completion:
             self._last_tick_s = now
             try:
                 await self.flush()
-                await self._ledger.reap(listened_s=now - self._listening_since_s, owners=tuple(self.owners))
+                listened_s, owners = self.listened(now)
+                await self._ledger.reap(listened_s=listened_s, owners=owners)
             except LedgerDown:
                 self._listening_since_s = self._clock_s()
 
@@ -140,6 +156,8 @@ class Completion:
         self._wake.set()
 
     def _end(self, record: LogRecord, owner: str, *, replica: str | None) -> None:
+        if record.rid is not None:
+            self._share.ended(record.rid)
         target = str(record.fields.get("target") or self._target_of.get(record.cluster, ""))
         self._ends.append(
             End(

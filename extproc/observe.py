@@ -28,6 +28,10 @@ class Observer:
         self._decisions = decisions
         self._fleet = fleet
 
+    def internal_error(self, where: str) -> None:
+        """A fault of ours was caught at the outer border of a request."""
+        self._metrics.internal_error(where)
+
     def stream_opened(self) -> None:
         """An ext_proc stream began."""
         self._metrics.stream_opened()

@@ -46,6 +46,10 @@ class Observer(Protocol):
         """A decision was answered; ``metadata`` is the stream's gRPC metadata with Envoy's trace context."""
         ...
 
+    def internal_error(self, where: str) -> None:
+        """A fault of ours was caught at the outer border of a request."""
+        ...
+
     def stream_opened(self) -> None:
         """An ext_proc stream began."""
         ...
@@ -228,6 +232,7 @@ class Service:
         except Exception:
             # The outer border of one request: whatever it was, the client gets an answer and nothing stays reserved.
             log.exception("decision failed", extra={"rid": pending.who.rid})
+            self._observer.internal_error("decision")
             self._later(self._admission.abandon(pending))
             decision = self._admission.failed(pending)
             return decision, render(decision, stage, pending.head)
@@ -238,6 +243,7 @@ class Service:
         except Exception:
             # Telemetry never costs a request its answer.
             log.exception("telemetry failed", extra={"rid": pending.who.rid})
+            self._observer.internal_error("telemetry")
 
     def _later(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
