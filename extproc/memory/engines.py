@@ -36,8 +36,8 @@ class EngineRules:
 
     ``block_tokens`` is the engine's default block; ``null_blocks`` are never usable; ``concurrent_batches`` multiplies
     the tokens in flight that sliding layers must hold; ``size_line`` says what the logged KV size in tokens means;
-    ``state_dtype_ssm`` and ``state_dtype_conv`` are element types of recurrent states (``model``: the model's own);
-    ``shares_prompt`` tells that sequences of one prompt share its whole blocks; ``swa_ratio`` is the sliding pool's
+    ``state_dtype_ssm`` (delta-net), ``state_dtype_mamba`` and ``state_dtype_conv`` are element types of recurrent states (``model``: the model's own);
+    ``mamba_mode`` is how states are cached where prefix caching is on (align keeps one more page); ``shares_prompt`` tells that sequences of one prompt share its whole blocks; ``swa_ratio`` is the sliding pool's
     size against the full one; ``kv_bytes_override`` the bytes per element an estimator uses instead of the exact ones.
     """
 
@@ -52,7 +52,9 @@ class EngineRules:
     size_line: str = "blocks"  # "blocks" | "max_concurrency"
     state_dtype_conv: str = "model"
     state_dtype_ssm: str = "f32"
+    state_dtype_mamba: str = "f32"
     state_in_pool: bool = False
+    mamba_mode: str = "none"
     shares_prompt: bool = True
     swa_ratio: float = 0.8
     state_ratio: float = 0.9
@@ -69,20 +71,20 @@ _VLLM_V0 = EngineRules(
     source="vllm 0.6.6 worker/worker.py determine_num_available_blocks", graphs_in_budget=False,
 )  # fmt: skip
 _VLLM_V1 = replace(
-    _VLLM_V0, since=(0, 9), style=PoolStyle.GROUPS, null_blocks=1, state_in_pool=True, state_dtype_ssm="model",
+    _VLLM_V0, since=(0, 9), style=PoolStyle.GROUPS, null_blocks=1, state_in_pool=True, state_dtype_mamba="model", state_dtype_ssm="model",
     source="vllm 0.10.2 v1/core/kv_cache_utils.py, v1/kv_cache_interface.py",
 )  # fmt: skip
 _VLLM = (
     _VLLM_V0,
     _VLLM_V1,
     # Delta-net states are f32 from here on (0.10.2 logged a 544-token block that only bf16 explains).
-    replace(_VLLM_V1, since=(0, 11), state_dtype_ssm="f32"),
+    replace(_VLLM_V1, since=(0, 11), state_dtype_ssm="f32", mamba_mode="align"),
     # The logged token figure becomes max_concurrency x max_model_len.
-    replace(_VLLM_V1, since=(0, 20), state_dtype_ssm="f32", size_line="max_concurrency"),
+    replace(_VLLM_V1, since=(0, 20), state_dtype_ssm="f32", mamba_mode="align", size_line="max_concurrency"),
     # CUDA graphs come out of the budget by default (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS).
-    replace(_VLLM_V1, since=(0, 21), state_dtype_ssm="f32", size_line="max_concurrency", graphs_in_budget=True),
+    replace(_VLLM_V1, since=(0, 21), state_dtype_ssm="f32", mamba_mode="align", size_line="max_concurrency", graphs_in_budget=True),
     # Asynchronous scheduling: two batches in flight while a sliding layer frees blocks.
-    replace(_VLLM_V1, since=(0, 30), state_dtype_ssm="f32", size_line="max_concurrency", graphs_in_budget=True,
+    replace(_VLLM_V1, since=(0, 30), state_dtype_ssm="f32", mamba_mode="align", size_line="max_concurrency", graphs_in_budget=True,
             concurrent_batches=2, utilization=0.92,
             source="vllm 0.33.0 v1/core/kv_cache_utils.py, v1/worker/gpu_worker.py"),
 )  # fmt: skip

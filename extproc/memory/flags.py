@@ -20,7 +20,7 @@ class Flags:
 
     max_num_batched_tokens: int | None = None
     concurrent_batches: int | None = None
-    mamba_mode: str = "none"
+    mamba_mode: str | None = None
     hybrid_manager: bool = True
     prefix_caching: bool = True
     lookahead_tokens: int = 0

@@ -30,7 +30,7 @@ class StateShape:
     """Recurrent state of one layer and one sequence (Mamba 1/2, GDN, KDA, short convolution), in elements.
 
     The convolution keeps ``conv_kernel - 1`` columns of ``inner_channels + groups * group_channels``; the state
-    proper has ``state_elements``. Sources: llama.cpp src/llama-hparams.cpp n_embd_r / n_embd_s; vLLM MambaSpec.
+    proper has ``state_elements``. ``mamba`` states default to other element types than delta-net ones. Sources: llama.cpp src/llama-hparams.cpp n_embd_r / n_embd_s; vLLM MambaSpec.
     """
 
     inner_channels: int
@@ -39,6 +39,7 @@ class StateShape:
     conv_kernel: int
     state_elements: int
     ssm_dtype: str | None = None
+    mamba: bool = False
 
     def conv_channels(self, tp: int = 1) -> int:
         """Convolution channels on one of ``tp`` shards; groups that do not divide are replicated, never split."""

@@ -146,3 +146,13 @@ def text_fields(config: Mapping[str, object], where: str) -> Fields:
         inner = carried | {k: v for k, v in inner.items() if v is not None or k not in carried}
     model_type = inner.get("model_type") or outer.get("model_type") or ""
     return Fields(inner, where, str(model_type))
+
+
+def head_dim(fields: Fields) -> int:
+    """``head_dim`` where it is given (it often differs from hidden / heads), else the exact quotient."""
+    if fields.has("head_dim"):
+        return fields.integer("head_dim", minimum=1)
+    hidden, heads = fields.integer("hidden_size", minimum=1), fields.integer("num_attention_heads", minimum=1)
+    if hidden % heads:
+        raise fields.fault("head_dim", f"is missing and hidden_size {hidden} does not divide by {heads} heads")
+    return hidden // heads

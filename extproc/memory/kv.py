@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from extproc.errors import GeometryError
 from extproc.memory.dtypes import KvTypes, kv_types
-from extproc.memory.engines import EngineRules, Overflow
+from extproc.memory.engines import EngineRules, Overflow, PoolStyle
 from extproc.memory.flags import DEFAULT_FLAGS, Flags
 from extproc.memory.geometry import Geometry, LayerKind
 from extproc.memory.pools import Layout, Pool, PoolGroup, Shape, layout
@@ -163,7 +163,8 @@ def build_kv_model(
     if tp % dcp:
         raise GeometryError(f"dcp {dcp} does not divide tp {tp}")
     geometry = _speculative(geometry, flags)
-    types = kv_types(kv_dtype, geometry.dtype)
+    # llama.cpp's cache is f16 whatever the model's own type.
+    types = kv_types(kv_dtype, "f16" if rules.style is PoolStyle.CELLS else geometry.dtype)
     block = block_tokens or rules.block_tokens
     if block < 1:
         raise GeometryError(f"block_tokens is {block}; expected at least 1")
@@ -192,8 +193,7 @@ def _speculative(geometry: Geometry, flags: Flags) -> Geometry:
 def _rate(shape: Shape) -> tuple[int, ...]:
     """Bytes per token on each shard over every attention layer, below every window; DCP divides, rounded up."""
     geometry, flags = shape.geometry, shape.flags
-    cells = shape.rules.style.value == "cells"
-    if cells:
+    if shape.rules.style is PoolStyle.CELLS:
         shape = replace(shape, tp=1, pp=min(shape.tp * shape.pp, len(geometry.layer_map)))
     rows = [0 if g.kind is LayerKind.CROSS else shape.row(g) for g in geometry.groups]
     sharded = [1 if g.kind in (LayerKind.FULL, LayerKind.MLA) else 0 for g in geometry.groups]

@@ -274,8 +274,9 @@ def _pool_group(shape: Shape, group: LayerGroup, number: int, block: int) -> Poo
         return PoolGroup(group.kind, number, block, group.window + in_flight)
     if group.kind is LayerKind.CROSS:
         return PoolGroup(group.kind, number, 0, fixed_blocks=-(-group.fixed_tokens // block))
-    if group.kind is LayerKind.STATE and flags.mamba_mode != "all":
-        kept = 2 if flags.mamba_mode == "align" else 1
+    mode = flags.mamba_mode or (shape.rules.mamba_mode if flags.prefix_caching else "none")
+    if group.kind is LayerKind.STATE and mode != "all":
+        kept = 2 if mode == "align" else 1
         return PoolGroup(group.kind, number, 0, fixed_blocks=kept + flags.lookahead_tokens)
     return PoolGroup(group.kind, number, block * (shape.dcp if group.kind is not LayerKind.STATE else 1))
 

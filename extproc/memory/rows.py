@@ -49,7 +49,8 @@ def _latent_row(group: LayerGroup, types: KvTypes, tp: int, mla: str) -> int:
 def state_bytes(state: StateShape, rules: EngineRules, flags: Flags, model_dtype: str, tp: int = 1) -> int:
     """Bytes of one layer's recurrent state of one sequence on one shard."""
     conv = flags.conv_dtype or rules.state_dtype_conv
-    ssm = flags.ssm_dtype or (state.ssm_dtype if rules.state_dtype_conv == "model" else None) or rules.state_dtype_ssm
+    configured = state.ssm_dtype if rules.state_dtype_conv == "model" else None
+    ssm = flags.ssm_dtype or configured or (rules.state_dtype_mamba if state.mamba else rules.state_dtype_ssm)
     conv_bytes = dtype_bytes(model_dtype if conv == "model" else conv)
     ssm_bytes = dtype_bytes(model_dtype if ssm == "model" else ssm)
     extra = flags.lookahead_tokens if rules.state_in_pool else 0

@@ -1,0 +1,37 @@
+"""Sizes and device lists as people write them: ``24GiB``, ``80GB``, ``24GiBx2``."""
+
+from __future__ import annotations
+
+import re
+
+from extproc.errors import GeometryError
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
+          "tib": 1 << 40, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}  # fmt: skip
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``24GiB``, ``80GB`` (10**9), ``512MiB`` or a plain number; GeometryError with an example."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match.group(2).lower() not in _UNITS:
+        raise GeometryError(f"size {text!r} is not understood; write 24GiB, 80GB or a number of bytes")
+    value = round(float(match.group(1)) * _UNITS[match.group(2).lower()])
+    if value <= 0:
+        raise GeometryError(f"size {text!r} must be more than 0")
+    return value
+
+
+def parse_devices(text: str) -> tuple[int, ...]:
+    """Bytes of each device of ``24GiB``, ``80GiBx2`` or ``2x80GiB``; GeometryError with an example."""
+    text = text.strip()
+    match = re.fullmatch(r"(\d+)\s*[xX*]\s*(\d.*)", text)
+    if match:
+        count, size = match.group(1), match.group(2)
+    else:
+        match = re.fullmatch(r"(.*?[a-zA-Z\d])\s*[xX*]\s*(\d+)", text)
+        size, count = match.groups() if match else (text, "1")
+    number = int(count)
+    if not 1 <= number <= 1024:
+        raise GeometryError(f"device {text!r} names {number} devices; write 24GiB or 80GiBx2, 1 to 1024 of them")
+    return (parse_size(size),) * number

@@ -1,0 +1,190 @@
+"""Geometry of ``config.json``: what is cached, per family, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from extproc.errors import GeometryError
+from extproc.memory import Geometry, LayerKind, geometry_from_config
+
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
+    "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
+}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+
+
+def parse(config: Mapping[str, object]) -> Geometry:
+    """The geometry of one configuration."""
+    return geometry_from_config(config, where="m/config.json")
+
+
+def shape(geometry: Geometry) -> list[tuple[str, int, int, int, int, int]]:
+    """(kind, layers, heads, k, v, window) of each group."""
+    return [(str(g.kind), g.layers, g.kv_heads, g.k_dim, g.v_dim, g.window) for g in geometry.groups]
+
+
+CASES = {
+    "grouped queries": (LLAMA, [("full", 32, 8, 128, 128, 0)]),
+    "no kv heads means one per query head": (
+        {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}, [("full", 32, 32, 128, 128, 0)]),
+    "head_dim wins over hidden / heads": (LLAMA | {"head_dim": 64}, [("full", 32, 8, 64, 64, 0)]),
+    "multi-query": (
+        {"model_type": "gpt_bigcode", "n_layer": 4, "n_head": 8, "n_embd": 512, "multi_query": True},
+        [("full", 4, 1, 64, 64, 0)]),
+    "text_config": ({"model_type": "mistral3", "text_config": LLAMA | {"model_type": "mistral"}}, [("full", 32, 8, 128, 128, 0)]),
+    "latent attention": (
+        LLAMA | {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128},
+        [("mla", 32, 1, 576, 0, 0)]),
+    "unpacked latent attention": (
+        LLAMA | {"model_type": "minicpm3", "kv_lora_rank": 256, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "num_key_value_heads": 32},
+        [("full", 32, 32, 96, 96, 0)]),
+    "sliding everywhere": (LLAMA | {"model_type": "mistral", "sliding_window": 4096}, [("sliding", 32, 8, 128, 128, 4096)]),
+    "a window that nothing outgrows": (LLAMA | {"model_type": "mistral", "sliding_window": 131072}, [("full", 32, 8, 128, 128, 0)]),
+    "sliding switched off": (
+        LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, [("full", 32, 8, 128, 128, 0)]),
+    "sliding above a layer": (
+        LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 20},
+        [("full", 20, 8, 128, 128, 0), ("sliding", 12, 8, 128, 128, 4096)]),
+    "gemma 3 by pattern, with class defaults": (
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 34, "hidden_size": 2560, "sliding_window": 1024}},
+        [("sliding", 29, 4, 256, 256, 1024), ("full", 5, 4, 256, 256, 0)]),
+    "gemma 2 alternates": (
+        LLAMA | {"model_type": "gemma2", "num_hidden_layers": 26, "head_dim": 256, "num_key_value_heads": 4},
+        [("sliding", 13, 4, 256, 256, 4096), ("full", 13, 4, 256, 256, 0)]),
+    "a list wins over a pattern": (
+        LLAMA | {"model_type": "gemma2", "num_hidden_layers": 2, "layer_types": ["full_attention", "full_attention"], "head_dim": 256},
+        [("full", 2, 8, 256, 256, 0)]),
+    "two head sizes": (
+        LLAMA | {"model_type": "gemma4_text", "num_hidden_layers": 2, "head_dim": 256, "global_head_dim": 512, "num_global_key_value_heads": 4,
+                 "sliding_window": 1024, "layer_types": ["sliding_attention", "full_attention"], "num_key_value_heads": 16},
+        [("sliding", 1, 16, 256, 256, 1024), ("full", 1, 4, 512, 512, 0)]),
+    "shared layers own nothing": (
+        LLAMA | {"model_type": "gemma3n_text", "num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 512, "head_dim": 256,
+                 "layer_types": ["sliding_attention", "full_attention"] * 2},
+        [("sliding", 1, 8, 256, 256, 512), ("full", 1, 8, 256, 256, 0)]),
+    "llama 4 chunks": (LLAMA | {"model_type": "llama4_text", "num_hidden_layers": 48, "attention_chunk_size": 8192},
+                       [("chunked", 36, 8, 128, 128, 8192), ("full", 12, 8, 128, 128, 0)]),
+    "delta net by interval": (LLAMA | DELTA | {"model_type": "qwen3_next", "num_hidden_layers": 48, "full_attention_interval": 4},
+                              [("state", 36, 0, 0, 0, 0), ("full", 12, 8, 128, 128, 0)]),
+    "jamba by period": (
+        LLAMA | {"model_type": "jamba", "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_expand": 2, "mamba_d_state": 16, "mamba_d_conv": 4},
+        [("state", 28, 0, 0, 0, 0), ("full", 4, 8, 128, 128, 0)]),
+    "nemotron-h by letters": (
+        LLAMA | {"model_type": "nemotron_h", "num_hidden_layers": 6, "hybrid_override_pattern": "M-M*-E", "mamba_num_heads": 8,
+                 "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4},
+        [("state", 2, 0, 0, 0, 0), ("full", 1, 8, 128, 128, 0)]),
+    "layers without attention": (
+        LLAMA | {"model_type": "nemotron-nas", "num_hidden_layers": 3, "num_key_value_heads": None, "block_configs": [
+            {"attention": {"n_heads_in_group": 8}}, {"attention": {"n_heads_in_group": None, "no_op": True}}, {"attention": {"n_heads_in_group": 4}}]},
+        [("full", 1, 4, 128, 128, 0), ("full", 1, 8, 128, 128, 0)]),
+    "cross attention": (
+        {"model_type": "mllama", "text_config": LLAMA | {"model_type": "mllama_text_model", "num_hidden_layers": 4, "cross_attention_layers": [1]}},
+        [("full", 3, 8, 128, 128, 0), ("cross", 1, 8, 128, 128, 0)]),
+    "attention and state in one layer": (
+        LLAMA | {"model_type": "falcon_h1", "num_hidden_layers": 2, "mamba_n_heads": 8, "mamba_d_head": 64, "mamba_n_groups": 1,
+                 "mamba_d_state": 128, "mamba_d_conv": 4},
+        [("full", 2, 8, 128, 128, 0), ("state", 2, 0, 0, 0, 0)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_layer_groups(case: str) -> None:
+    """Each family's fields become the groups its engine caches."""
+    config, expected = CASES[case]
+    assert shape(parse(config)) == expected
+
+
+REFUSED = {
+    "missing layers": ({"model_type": "llama"}, "'num_hidden_layers'"),
+    "layers of nonsense": (LLAMA | {"num_hidden_layers": "many"}, "'num_hidden_layers'"),
+    "no layers": (LLAMA | {"num_hidden_layers": 0}, "'num_hidden_layers'"),
+    "heads that do not divide": (LLAMA | {"num_attention_heads": 33, "num_key_value_heads": 3}, "'head_dim'"),
+    "an unknown kind in a list": (LLAMA | {"layer_types": ["quantum_attention"] * 32}, "'layer_types[0]'"),
+    "a list that is too short": (LLAMA | {"layer_types": ["full_attention"]}, "'layer_types'"),
+    "letters that do not match": (LLAMA | {"hybrid_override_pattern": "M*"}, "'hybrid_override_pattern'"),
+    "recurrent layers without sizes": (LLAMA | {"model_type": "qwen3_next", "full_attention_interval": 4}, "'layer_types'"),
+    "an unknown family with compression": (LLAMA | {"model_type": "deepseek_v4", "compress_ratios": [4]}, "'compress_ratios'"),
+    "an unknown family that slides": (LLAMA | {"model_type": "novel", "sliding_window": 512}, "'sliding_window'"),
+    "an unknown family with a cache rule": (LLAMA | {"model_type": "novel", "kv_sharing_map": [0, 1]}, "'kv_sharing_map'"),
+    "latent rank without rope": (LLAMA | {"model_type": "deepseek_v2", "kv_lora_rank": 512}, "'qk_rope_head_dim'"),
+    "negative heads": (LLAMA | {"num_key_value_heads": -1}, "'num_key_value_heads'"),
+    "a boolean number": (LLAMA | {"num_hidden_layers": True}, "'num_hidden_layers'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_name_file_and_field(case: str) -> None:
+    """What is not understood is an error that names the file and the field, never a guess."""
+    config, field = REFUSED[case]
+    with pytest.raises(GeometryError) as caught:
+        parse(config)
+    assert str(caught.value).startswith("m/config.json")
+    assert field in str(caught.value)
+
+
+def test_an_unknown_plain_family_is_read() -> None:
+    """A family without a name here but with nothing unusual is grouped-query attention."""
+    assert shape(parse(LLAMA | {"model_type": "novel"})) == [("full", 32, 8, 128, 128, 0)]
+
+
+def test_prediction_layers_count_only_under_speculation() -> None:
+    """MTP layers hold KV when they speculate and not otherwise (GLM-4.5-Air: 46 of 47 blocks)."""
+    geometry = parse(LLAMA | {"model_type": "glm4_moe", "num_hidden_layers": 46, "num_nextn_predict_layers": 1})
+    assert (geometry.groups[0].layers, geometry.with_mtp().groups[0].layers) == (46, 47)
+
+
+def test_the_sparse_indexer_is_a_cache_of_its_own() -> None:
+    """DeepSeek V3.2's indexer keeps 132 bytes a token and layer beside the latent."""
+    config = LLAMA | {"model_type": "deepseek_v32", "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
+    assert parse(config).groups[0].extra_row_bytes == 132
+
+
+def test_layer_order_is_kept_for_pipeline_stages() -> None:
+    """The layer map says for each layer, in order, which group it is in."""
+    geometry = parse(LLAMA | DELTA | {"model_type": "qwen3_next", "num_hidden_layers": 8, "full_attention_interval": 4})
+    assert geometry.layer_map == (0, 0, 0, 1, 0, 0, 0, 1)
+    assert geometry.groups[1].kind is LayerKind.FULL
+
+
+@pytest.mark.parametrize(
+    ("config", "label"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "awq"),
+        ({"quant_method": "gptq", "bits": 8}, "gptq-int8"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": {"weights": {"num_bits": 4}}}}, "w4a16"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "fp8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb-4bit"),
+    ],
+)  # fmt: skip
+def test_weight_format_of_a_quantised_checkpoint(config: dict[str, object], label: str) -> None:
+    """The quantisation block names the weight format."""
+    assert parse(LLAMA | {"quantization_config": config}).quantization == label
+
+
+PUBLISHED = {
+    "Qwen2-7B": (
+        {"model_type": "qwen2", "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584,
+         "intermediate_size": 18944, "vocab_size": 152064, "tie_word_embeddings": False}, 7_615_616_512),
+    "Llama-3.1-8B": (LLAMA | {"tie_word_embeddings": False}, 8_030_261_248),
+    "Qwen3-30B-A3B": (
+        {"model_type": "qwen3_moe", "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+         "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "decoder_sparse_step": 1,
+         "vocab_size": 151936, "tie_word_embeddings": False}, 30_532_122_624),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_parameter_count_matches_the_published_one(model: str) -> None:
+    """Counted parameters agree with the checkpoints' own totals within a tenth of a thousandth."""
+    config, published = PUBLISHED[model]
+    params = parse(config).params
+    assert params is not None
+    assert params.total == pytest.approx(published, rel=1e-4)
