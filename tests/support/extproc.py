@@ -55,13 +55,11 @@ class Decider:
         self.nodes: set[str] = set()
         self.address = ""
 
-    def entries_of(self, log: str, log_type: int, *, count: int = 1, within_s: float = 5.0) -> list[Any]:
-        """Wait for ``count`` entries of one kind and return all there are."""
+    def entries_where(self, wanted: Callable[[str, Any], bool], *, count: int = 1, within_s: float = 5.0) -> list[Any]:
+        """Wait for ``count`` access-log entries that ``wanted(log name, entry)`` likes; all there are."""
         until = time.monotonic() + within_s
         while True:
-            found = [
-                e for name, e in list(self.entries) if name == log and e.common_properties.access_log_type == log_type
-            ]
+            found = [entry for name, entry in list(self.entries) if wanted(name, entry)]
             if len(found) >= count or time.monotonic() > until:
                 return found
             time.sleep(0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
@@ -34,13 +34,18 @@ class Answer:
     headers: dict[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
 
 
+def naming(name: str) -> Callable[[Seen], Answer]:
+    """An upstream that answers with its own name."""
+    return lambda _: Answer(body=json.dumps({"served_by": name}).encode())
+
+
 class Upstream:
     """A listening server with the requests it has seen."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.seen: list[Seen] = []
-        self.answer: Callable[[Seen], Answer] = lambda _: Answer(body=json.dumps({"served_by": name}).encode())
+        self.answer: Callable[[Seen], Answer] = naming(name)
         self.port = 0
         self.tls = False
 
@@ -72,7 +77,8 @@ def _handler(upstream: Upstream) -> type[BaseHTTPRequestHandler]:
             for key, value in {**answer.headers, "content-length": str(len(answer.body))}.items():
                 self.send_header(key, value)
             self.end_headers()
-            self.wfile.write(answer.body)
+            with suppress(OSError):  # a client that gave up
+                self.wfile.write(answer.body)
 
         def _chunks(self) -> bytes:
             parts = []
