@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +19,13 @@ from extproc.local.supervisor import ChildFailed, Supervisor
 HELP = "run ledger, agent, ext_proc, Envoy and, where none are given, engines on this machine"
 #: The agent reports twice a second or so; an engine that is down must not keep the stack from starting.
 FLEET_READY_S = 10.0
-#: Addresses of a run without a configuration file of its own.
-ADDRESSES = {
-    "envoy": "127.0.0.1:10000",
-    "envoyAdmin": "127.0.0.1:9901",
-    "serveAdmin": "127.0.0.1:9902",
-    "agentAdmin": "127.0.0.1:9903",
-}
+#: Ports of a run without a configuration file of its own, each used if it is free: section, key, port.
+PORTS_WANTED = (
+    ("envoy", "listen", 10000),
+    ("envoy", "admin", 9901),
+    ("serve", "admin", 9902),
+    ("agent", "admin", 9903),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,7 @@ def _plan(config_file: Path | None, engines: Sequence[str], directory: Path) -> 
         if not engines:
             return _Plan(data, None, "engines as configured")
         return _Plan(_replace_replicas(data, engines), None, f"engines given: {', '.join(engines)}")
+    addresses = {(section, key): f"127.0.0.1:{stack.preferred(port)}" for section, key, port in PORTS_WANTED}
     if engines:
         found: dict[str, tuple[str, str]] = {}
         for url in engines:
@@ -114,9 +115,15 @@ def _plan(config_file: Path | None, engines: Sequence[str], directory: Path) -> 
                 )
             found[url] = (probe.engine, probe.served_model)
         names = ", ".join(f"{engine} at {url}" for url, (engine, _) in found.items())
-        return _Plan(effective.for_engines(found, ADDRESSES), None, f"engines given: {names}")
+        return _Plan(_at(addresses, effective.for_engines(found)), None, f"engines given: {names}")
     demo = make_engines(directory, stack.free_ports(PORTS))
-    return _Plan(demo.fill(effective.read(effective.DEMO_CONFIG)), demo, demo.description)
+    return _Plan(_at(addresses, demo.fill(effective.read(effective.DEMO_CONFIG))), demo, demo.description)
+
+
+def _at(addresses: Mapping[tuple[str, str], str], data: Data) -> Data:
+    for path, address in addresses.items():
+        data = effective.with_value(data, address, *path)
+    return data
 
 
 def _replace_replicas(data: Data, urls: Sequence[str]) -> Data:

@@ -115,9 +115,9 @@ def idle_refusals(outcomes: Sequence[Outcome], chains: Mapping[str, Sequence[str
 
 
 def checks(
-    without: Run, with_: Run, packed: Packing, idle: int, ledger: Mapping[str, object], audit_ok: bool
+    without: Run, with_: Run, packed: Packing, idle: int, ledger: Mapping[str, object], audit_ok: bool, overflows: int
 ) -> list[Check]:
-    """What the demo claims, each with its figure."""
+    """What the demo claims, each with its figure; ``overflows`` is what the engines' own logs of the second run say."""
     left = ledger.get("reservations")
     over = ledger.get("over_admissions")
     broken = with_.fates.get("broken", 0)
@@ -132,6 +132,7 @@ def checks(
             not with_.fates.get("lost", 0),
             f"{with_.fates.get('lost', 0)} lost",
         ),
+        Check("llama.cpp's own logs say the same", not overflows, f"{overflows} lines about a full cache"),
         Check("every answer is complete or a clean refusal", not broken, f"{broken} broken"),
         Check(
             f"the primary serves >= {LEAST_PACKED:.0%} of what an offline packer puts there",

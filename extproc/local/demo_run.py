@@ -87,6 +87,7 @@ def run(directory: Path, size: Size, say: Say) -> Result:
         say(f"run 1 of 2: {len(work)} requests in bursts of {size.burst}, straight at the primary through Envoy")
         without = _without(supervisor, directory, engines, work, ports[PORTS : PORTS + 2])
         say("run 2 of 2: the same requests through kvgate")
+        before = _overflows(supervisor.log_directory)
         config_file = directory / "kvgate.yaml"
         config = _configure(engines, config_file, directory, ports[PORTS + 2 :])
         for child in stack.KvgateStack(config, config_file, directory, ports[-1], node_id="kvgate-demo").children():
@@ -98,7 +99,8 @@ def run(directory: Path, size: Size, say: Say) -> Result:
         supervisor.check()
         say("load done; waiting for the ledger to be empty")
         status = _await_empty_ledger(config_file)
-        return _result(engines, work, without, with_, config, config_file, status)
+        overflows = _overflows(supervisor.log_directory) - before
+        return _result(engines, work, without, with_, config, config_file, status, overflows)
 
 
 def _counter(model: Path) -> Callable[[str], int]:
@@ -165,6 +167,14 @@ def _configure(engines: DemoEngines, config_file: Path, directory: Path, ports: 
     return effective.write(config_file, data)
 
 
+def _overflows(logs: Path) -> int:
+    """Requests that llama.cpp's own logs say were ended by a full cache, in the engines kvgate schedules."""
+    return sum(
+        (logs / f"{name}.log").read_bytes().count(demo_load.LOST.encode())
+        for name in ("engine-primary", "engine-small")
+    )
+
+
 def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
@@ -198,6 +208,7 @@ def _result(
     config: Config,
     config_file: Path,
     status: dict[str, Any],
+    overflows: int,
 ) -> Result:
     ledger = status["ledger"]
     audit = ask.kvgate("ledger", "audit", "-c", str(config_file))
@@ -210,7 +221,7 @@ def _result(
         without=runs[0],
         with_=runs[1],
         packed=packed,
-        checks=report.checks(*runs, packed, idle, ledger, audit.returncode == 0),
+        checks=report.checks(*runs, packed, idle, ledger, audit.returncode == 0, overflows),
         decisions=ask.kvgate("status", "-c", str(config_file), "--recent", "12").stdout.rstrip(),
         ledger=ledger,
         miscounted=sum(_miscounted(row) for row in status.get("recent", [])),

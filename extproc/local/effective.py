@@ -56,11 +56,8 @@ def with_engine(data: Data, replica: str, url: str) -> Data:
     raise ConfigError([f"targets: no replica is called {replica!r}; add it"])
 
 
-def for_engines(engines: Mapping[str, tuple[str, str]], ports: Mapping[str, str]) -> Data:
-    """A whole configuration for engines found at URLs: ``url -> (engine, served model)``; one lane, one alias a model.
-
-    ``ports`` gives the addresses of ``envoy``, ``envoyAdmin``, ``serveAdmin`` and ``agentAdmin``.
-    """
+def for_engines(engines: Mapping[str, tuple[str, str]]) -> Data:
+    """A whole configuration for engines found at URLs: ``url -> (engine, served model)``; one lane, one alias a model."""
     targets: Data = {}
     aliases: Data = {}
     for number, (url, (engine, served)) in enumerate(engines.items()):
@@ -74,9 +71,6 @@ def for_engines(engines: Mapping[str, tuple[str, str]], ports: Mapping[str, str]
         targets[name]["replicas"].append({"name": f"engine-{number}-0", "url": url})
     return {
         "ledger": {"url": "embedded", "pool": "local"},
-        "serve": {"admin": ports["serveAdmin"]},
-        "envoy": {"listen": ports["envoy"], "admin": ports["envoyAdmin"]},
-        "agent": {"admin": ports["agentAdmin"]},
         "targets": targets,
         "lanes": {"default": {}},
         "aliases": aliases,

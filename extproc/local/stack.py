@@ -43,6 +43,17 @@ def free_ports(number: int) -> list[int]:
             one.close()
 
 
+def preferred(port: int) -> int:
+    """``port`` if nothing listens there, else a free one."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((LOOPBACK, port))
+        except OSError:
+            return free_ports(1)[0]
+    return port
+
+
 def answers(address: str, path: str) -> Ready:
     """Ready when ``path`` on ``address`` (host:port) answers 200."""
 

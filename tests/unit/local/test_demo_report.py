@@ -98,11 +98,11 @@ def test_checks_fail_one_by_one() -> None:
     packed = packing([outcome(0, 0, 1)], primary="primary", cells=100, slots=1)
     ledger = {"reservations": 0, "over_admissions": 0}
 
-    assert all(check.holds for check in checks(without, good, packed, 0, ledger, True))
+    assert all(check.holds for check in checks(without, good, packed, 0, ledger, True, 0))
     spoiled = [
-        checks(good, good, packed, 0, ledger, True),
-        checks(without, without, packed, 0, ledger, True),
-        checks(without, run_figures([outcome(0, 0, 1, fate="broken")]), packed, 0, ledger, True),
+        checks(good, good, packed, 0, ledger, True, 0),
+        checks(without, without, packed, 0, ledger, True, 0),
+        checks(without, run_figures([outcome(0, 0, 1, fate="broken")]), packed, 0, ledger, True, 0),
         checks(
             without,
             good,
@@ -110,15 +110,17 @@ def test_checks_fail_one_by_one() -> None:
             0,
             ledger,
             True,
+            0,
         ),
-        checks(without, good, packed, 1, ledger, True),
-        checks(without, good, packed, 0, {"reservations": 1, "over_admissions": 0}, True),
-        checks(without, good, packed, 0, {"reservations": 0, "over_admissions": 2}, True),
-        checks(without, good, packed, 0, ledger, False),
+        checks(without, good, packed, 1, ledger, True, 0),
+        checks(without, good, packed, 0, {"reservations": 1, "over_admissions": 0}, True, 0),
+        checks(without, good, packed, 0, {"reservations": 0, "over_admissions": 2}, True, 0),
+        checks(without, good, packed, 0, ledger, False, 0),
+        checks(without, good, packed, 0, ledger, True, 1),
     ]
     failing = [[check.name for check in found if not check.holds] for found in spoiled]
-    assert [len(names) for names in failing] == [1] * 8
-    assert len({names[0] for names in failing}) == 8
+    assert [len(names) for names in failing] == [1] * 9
+    assert len({names[0] for names in failing}) == 9
 
 
 def test_the_table_shows_both_runs_side_by_side() -> None:

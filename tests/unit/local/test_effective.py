@@ -11,8 +11,6 @@ from extproc.errors import ConfigError
 from extproc.local import effective
 from extproc.local.demo_stack import make_engines
 
-PORTS = {"envoy": "127.0.0.1:1", "envoyAdmin": "127.0.0.1:2", "serveAdmin": "127.0.0.1:3", "agentAdmin": "127.0.0.1:4"}
-
 
 def test_the_demo_configuration_is_the_one_under_deploy() -> None:
     """People read deploy/demo/kvgate.yaml, the command uses the package's; they are one text."""
@@ -44,7 +42,7 @@ def test_engines_given_by_url_make_a_whole_configuration(tmp_path: Path) -> None
         "http://127.0.0.1:6": ("vllm", "m"),
         "http://127.0.0.1:7": ("llamacpp", "n"),
     }
-    data = effective.for_engines(engines, PORTS)
+    data = effective.for_engines(engines)
     config = effective.write(tmp_path / "kvgate.yaml", data)
 
     assert {name: [row.url for row in target.replicas] for name, target in config.targets.items()} == {
@@ -61,4 +59,4 @@ def test_emulated_engines_leave_no_model_files_in_the_configuration(tmp_path: Pa
     effective.write(path, engines.fill(effective.read(effective.DEMO_CONFIG)))
 
     assert "EMULATED" in engines.description
-    assert [model.tokenizer for model in load(path).models.values()] == [None, None]
+    assert [model.tokenizer for model in load(path).models.values()] == [None] * 3
