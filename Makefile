@@ -61,8 +61,10 @@ ground-truth: $(VENV)/.dev ## Memory formulas against figures that engines logge
 proto: $(VENV)/.dev ## Regenerate extproc/wire/*_pb2.py from the .proto beside it
 	$(BIN)/python -m extproc.wire.generate
 
-envoy: $(VENV)/.dev ## Regenerate envoy/*.yaml and the compose stack's Envoy configuration
-	$(BIN)/python -m tests.configs.regenerate
+envoy: $(VENV)/.dev ## Regenerate envoy/*.yaml from deploy/examples, and the compose stack's Envoy configuration
+	@for file in deploy/compose/kvgate.yaml deploy/examples/*.yaml; do \
+	  case $$file in deploy/compose/*) out=deploy/compose/envoy.yaml;; *) out=envoy/$$(basename $$file);; esac; \
+	  $(BIN)/kvgate envoy $$file > $$out.new; mv $$out.new $$out; echo "$$file -> $$out"; done
 
 lock: $(VENV)/.dev ## Resolve requirements/*.txt anew (UPGRADE=1 takes newer versions)
 	$(call compile,dev,--extra local --extra demo --group dev $(if $(UPGRADE),--upgrade))
