@@ -63,7 +63,9 @@ SGLANG = Row(
         "preemptions": _s("sglang:num_retracted_requests_total"),
         "finished": _s("sglang:num_requests_total"),
     },
-    progress=("prompt_tokens", "output_tokens", "computed_tokens", "finished"),
+    # Token totals move when a request ends; the others while it runs.
+    progress=("prompt_tokens", "computed_tokens", "decode_steps", "passes"),
+    progress_signals={"passes": _s("sglang:cuda_graph_passes_total", "sglang:gpu_execution_seconds_total")},
 )
 
 TRTLLM = Row(
@@ -104,8 +106,11 @@ TRTLLM = Row(
         "decode_steps": _s("trtllm_time_per_output_token_seconds_count"),
         "decode_s": _s("trtllm_time_per_output_token_seconds_sum"),
     },
-    # Nothing of these moves while a request runs, so a stuck engine cannot be told from a long answer.
-    progress=(),
+    # trtllm-serve shows nothing that moves while a request runs, so there a stuck engine looks like a long answer.
+    progress=("iterations",),
+    progress_signals={"iterations": _s("nv_trt_llm_general_metrics{general_type=iteration_counter}")},
+    # Triton before 25.03 shows no waiting requests.
+    required=("capacity", "used", "running"),
 )
 
 TGI = Row(
