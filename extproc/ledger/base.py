@@ -224,8 +224,9 @@ class End:
 
     ``ended_age_s`` is how long ago it ended; ``cool_s`` how long anything but a complete answer goes on counting.
     ``replica`` restricts the end to the reservation on that replica (an attempt that was retried elsewhere).
-    A client may send the same request id for everything, so a join by request id takes only the one reservation
-    made since the exchange began (``began_age_s``) and does nothing where two would match.
+    A client may send the same request id for everything, so a join by request id finds only the one reservation made
+    since the exchange began (``began_age_s``) that had no record yet, does nothing where two would match, and never
+    releases: it makes an orphan, which the request's next record brings back and rules 4 and 6 end.
     """
 
     rid: str | None

@@ -255,8 +255,9 @@ class ReferenceLedger:
 
     def _end(self, e: End, now: int) -> EndResult:
         book, ended = self.book, now - max(0, to_us(e.ended_age_s))
-        rid = e.rid or self._join(e, ended, now)
-        if rid is None:
+        rid = e.rid
+        if not rid:
+            self._join(e, ended, now)
             return EndResult(False, None)
         if rid not in book.records:
             book.bury(rid, Tombstone(e.how, e.replica or "", ended, 0, 0, 0, -1, ended, ()), now)
@@ -273,16 +274,16 @@ class ReferenceLedger:
             book.add_back(r)
         return EndResult(True, r.reservation)
 
-    def _join(self, e: End, ended: int, now: int) -> str | None:
-        found = None
+    def _join(self, e: End, ended: int, now: int) -> None:
+        """Orphan the one undecided reservation of this exchange; the request id may be another's, so no release."""
+        found: list[tuple[str, Record]] = []
         began = 0 if e.began_age_s is None else now - to_us(e.began_age_s) - JOIN_SLACK_US
         for rid in sorted(self.book.joins.get((e.owner, e.request_id), ()))[:16]:
             r = self.book.live(rid)
             if r is not None and began <= r.made_us <= ended and r.seen_us <= r.made_us:
-                if found is not None:
-                    return None
-                found = rid
-        return found
+                found.append((rid, r))
+        if len(found) == 1 and found[0][1].state == RESERVED:
+            self.book.orphan(*found[0])
 
     def _finish(self, rid: str, r: Record, e: End, ended: int, now: int) -> None:
         book = self.book

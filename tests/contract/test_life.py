@@ -42,19 +42,32 @@ async def test_rule_1_an_attempts_end_counts_only_on_its_replica(held: Ledger) -
     assert (own.released, await blocks(held)) == (True, 0)
 
 
-async def test_rule_1_an_end_without_rid_joins_by_envoy_and_request_id(held: Ledger, clock: Clock) -> None:
-    """The client left while the decision was being made."""
+async def test_rule_1_an_end_without_rid_orphans_by_envoy_and_request_id(held: Ledger, clock: Clock) -> None:
+    """The client left while the decision was being made; an idle engine or silence ends what it left."""
     clock.tick(0.1)
-    (result,) = await held.end([end(None, Ended.CLIENT_ABORT, request_id="x-1", cool_s=0.0)])
-    assert (result.released, await blocks(held)) == (True, 0)
+    (result,) = await held.end([end(None, Ended.CLIENT_ABORT, request_id="x-1")])
+    assert (result.released, await states(held)) == (False, {"1": State.ORPHANED})
+    clock.tick(5)
+    await held.publish([report(clock())], [], 30)
+    assert await blocks(held) == 0
+
+
+async def test_rule_1_a_join_that_was_another_requests_does_no_harm(held: Ledger, clock: Clock) -> None:
+    """Two requests with one x-request-id: the record of the one that lives brings its reservation back."""
+    made = clock.now_s
+    clock.tick(0.1)
+    await held.end([end(None, Ended.CLIENT_ABORT, request_id="x-1")])
+    clock.tick(0.9)
+    assert await held.renew([record(reservation("1", made))]) == [True]
+    assert await states(held) == {"1": State.RESERVED}
 
 
 async def test_rule_1_a_join_never_takes_a_request_that_is_known_to_run(held: Ledger, clock: Clock) -> None:
     """A client that uses one x-request-id twice does not free the other request's blocks."""
     clock.tick(1)
     await held.renew([record(reservation("1", clock.now_s - 1))])
-    (result,) = await held.end([end(None, Ended.CLIENT_ABORT, request_id="x-1")])
-    assert (result.released, await blocks(held)) == (False, 10)
+    await held.end([end(None, Ended.CLIENT_ABORT, request_id="x-1")])
+    assert await states(held) == {"1": State.RESERVED}
 
 
 async def test_rule_1_a_join_never_takes_what_was_made_after_that_end(ledger: Ledger, clock: Clock) -> None:
@@ -62,17 +75,17 @@ async def test_rule_1_a_join_never_takes_what_was_made_after_that_end(ledger: Le
     await ledger.publish([report(clock())], [], 30)
     await ledger.reserve(ask("2", request_id="x-1"))
     clock.tick(0.5)
-    (result,) = await ledger.end([end(None, Ended.CLIENT_ABORT, request_id="x-1", ended_age_s=0.7)])
-    assert (result.released, await blocks(ledger)) == (False, 10)
+    await ledger.end([end(None, Ended.CLIENT_ABORT, request_id="x-1", ended_age_s=0.7)])
+    assert await states(ledger) == {"2": State.RESERVED}
 
 
 async def test_rule_1_a_join_never_takes_what_an_earlier_exchange_made(held: Ledger, clock: Clock) -> None:
     """The exchange that ended began after this reservation was made, so it is another request's."""
     clock.tick(3)
-    (result,) = await held.end([end(None, Ended.CLIENT_ABORT, request_id="x-1", began_age_s=0.5)])
-    assert (result.released, await blocks(held)) == (False, 10)
-    (result,) = await held.end([end(None, Ended.CLIENT_ABORT, request_id="x-1", began_age_s=3.0, cool_s=0.0)])
-    assert (result.released, await blocks(held)) == (True, 0)
+    await held.end([end(None, Ended.CLIENT_ABORT, request_id="x-1", began_age_s=0.5)])
+    assert await states(held) == {"1": State.RESERVED}
+    await held.end([end(None, Ended.CLIENT_ABORT, request_id="x-1", began_age_s=3.0)])
+    assert await states(held) == {"1": State.ORPHANED}
 
 
 async def test_rule_1_an_ambiguous_join_takes_nothing(ledger: Ledger, clock: Clock) -> None:
@@ -81,8 +94,8 @@ async def test_rule_1_an_ambiguous_join_takes_nothing(ledger: Ledger, clock: Clo
     await ledger.reserve(ask("1", request_id="same"))
     await ledger.reserve(ask("2", request_id="same"))
     clock.tick(0.1)
-    (result,) = await ledger.end([end(None, Ended.CLIENT_ABORT, request_id="same")])
-    assert (result.released, await blocks(ledger)) == (False, 20)
+    await ledger.end([end(None, Ended.CLIENT_ABORT, request_id="same")])
+    assert await states(ledger) == {"1": State.RESERVED, "2": State.RESERVED}
 
 
 async def test_rule_1_unsent_is_released_at_once(held: Ledger) -> None:

@@ -1,7 +1,9 @@
 -- end: a batch of end records; the first one of a rid ends it, each leaves a tombstone, known or not.
 -- KEYS as in _lib.lua. ARGV[2]: {{rid or '', owner, request_id, how, ended_age_us, replica or '', cool_us,
 --   first_age_us or -1, clean, began_age_us or -1}, ...}. Without a rid, (owner, request_id) finds the one reservation
---   that was made during this exchange and never had a record of its own: the client left while we decided.
+--   that was made during this exchange and never had a record of its own: the client left while we decided. Request
+--   ids are the clients' to choose, so this may be another request's: it becomes an orphan, which its next record
+--   brings back, and is not released here.
 -- Result: {{1 if this call ended it, rid, R or false}, ...}.
 -- Invariant: stock leaves the sums once: at a clean end now, else when its cooling is over; an unclean end before the
 --   first byte gives the unserved prefill back at once.
@@ -48,7 +50,8 @@ for i, e in ipairs(unpack_one(ARGV[2])) do
   local rid, ended, r = e[1], now - max(0, e[5]), nil
   answers[i] = {0, rid, false}
   if rid == '' then
-    rid, r = join(e[2], e[3], e[10] >= 0 and now - e[10] - JOIN_SLACK_US or 0, ended)
+    local found, guess = join(e[2], e[3], e[10] >= 0 and now - e[10] - JOIN_SLACK_US or 0, ended)
+    if found and guess[STATE] == 'r' then orphan(found, guess, now) end
   else
     local raw = call('HGET', RES, rid)
     r = raw and unpack_one(raw)
