@@ -62,7 +62,25 @@ def _from_config(path: Path) -> Geometry:
         raise GeometryError(f"{path}: holds a {type(config).__name__}; expected an object")
     name = str(config.get("_name_or_path") or path.resolve().parent.name)
     geometry = geometry_from_config(config, where=str(path), name=name)
-    return replace(geometry, weights_bytes=_safetensors_bytes(path.parent), source=str(path))
+    return replace(
+        geometry,
+        weights_bytes=_safetensors_bytes(path.parent),
+        quantization=geometry.quantization or _separate_quantization(path.parent),
+        source=str(path),
+    )
+
+
+def _separate_quantization(folder: Path) -> str | None:
+    """Weight format of ModelOpt's hf_quant_config.json; None where there is none or it mixes formats."""
+    try:
+        algorithm = str(
+            json.loads((folder / "hf_quant_config.json").read_bytes())["quantization"]["quant_algo"]
+        ).lower()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return next(
+        (name for mark, name in (("fp4", "nvfp4"), ("fp8", "fp8"), ("w4a16", "w4a16")) if mark in algorithm), None
+    )
 
 
 def _safetensors_bytes(folder: Path) -> int | None:

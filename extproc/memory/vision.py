@@ -48,7 +48,8 @@ def _qwen(patch: int, min_pixels: int, max_pixels: int, max_tokens: int) -> Call
         w, h = max(patch, round(width / patch) * patch), max(patch, round(height / patch) * patch)
         if w * h > max_pixels:
             scale = (width * height / max_pixels) ** 0.5
-            w, h = (max(patch, int(side / scale / patch) * patch) for side in (width, height))
+            # The tenth of a millionth keeps a quotient that is whole but for rounding on the safe side.
+            w, h = (max(patch, int(side / scale / patch + 1e-7) * patch) for side in (width, height))
         elif w * h < min_pixels:
             scale = (min_pixels / (width * height)) ** 0.5
             w, h = (-(-int(side * scale + 0.999999) // patch) * patch for side in (width, height))
