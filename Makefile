@@ -62,9 +62,7 @@ proto: $(VENV)/.dev ## Regenerate extproc/wire/*_pb2.py from the .proto beside i
 	$(BIN)/python -m extproc.wire.generate
 
 envoy: $(VENV)/.dev ## Regenerate envoy/*.yaml from deploy/examples, and the compose stack's Envoy configuration
-	@for file in deploy/compose/kvgate.yaml deploy/examples/*.yaml; do \
-	  case $$file in deploy/compose/*) out=deploy/compose/envoy.yaml;; *) out=envoy/$$(basename $$file);; esac; \
-	  $(BIN)/kvgate envoy $$file > $$out.new; mv $$out.new $$out; echo "$$file -> $$out"; done
+	$(BIN)/python -m tests.configs.regenerate
 
 lock: $(VENV)/.dev ## Resolve requirements/*.txt anew (UPGRADE=1 takes newer versions)
 	$(call compile,dev,--extra local --extra demo --group dev $(if $(UPGRADE),--upgrade))
