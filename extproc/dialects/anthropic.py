@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from extproc.dialects import fields
-from extproc.dialects.content import IMAGE_PART, Gathered, clean, strings_of, take_image
+from extproc.dialects.content import IMAGE_PART, Gathered, clean, take_image
 from extproc.dialects.jsonbody import Members
 from extproc.dialects.model import BodyLimits, ChatPrompt, InferenceRequest, Json, Route
 from extproc.dialects.openai import generation
 from extproc.errors import BadRequest
 
 Message = dict[str, Json]
-
-#: A line that differs on every request; vLLM drops it to keep the prefix cache.
-_BILLING_HEADER = "x-anthropic-billing-header"
 
 #: Blocks that never reach a prompt.
 _SILENT = frozenset({"redacted_thinking", "tool_reference", "tool_addition", "tool_removal"})
@@ -26,7 +23,7 @@ def messages(members: Members, route: Route, limits: BodyLimits) -> InferenceReq
     if members.is_null("messages"):
         raise BadRequest(400, "missing_field", "messages is required.", "messages")
     out: list[Message] = []
-    system = "".join(_system_texts(members.get("system"), gathered))
+    system = _system(members.get("system"), gathered)
     if system:
         out.append({"role": "system", "content": system})
     given = fields.listing(members.get("messages"), "messages")
@@ -54,25 +51,19 @@ def count_tokens(members: Members, route: Route, limits: BodyLimits) -> Inferenc
     return replace(messages(members, route, limits), reserve=False, stream=False, max_output_tokens=0)
 
 
-def _system_texts(system: Json, gathered: Gathered) -> list[str]:
-    if type(system) is str:
-        return [system]
-    texts = []
-    for block in system if type(system) is list else []:
-        text = block.get("text") if type(block) is dict else None
-        if type(text) is str and not text.startswith(_BILLING_HEADER):
-            texts.append(text)
-        elif type(text) is not str:
-            texts.append(strings_of(block, gathered))
-    return texts
+def _system(system: Json, gathered: Gathered) -> Json:
+    """A system prompt as text or text parts; how an engine joins them, and what it drops, is the counter's business."""
+    if type(system) is not list:
+        return clean(system, gathered)
+    return [part for part in clean(system, gathered) if type(part) is str or part.get("text")]
 
 
 def _message(message: Message, out: list[Message], gathered: Gathered) -> None:
     role, content = message.get("role"), message.get("content")
     if role == "system":
-        text = "".join(_system_texts(content, gathered))
-        if text and not text.startswith(_BILLING_HEADER):
-            out.append({"role": "system", "content": text})
+        system = _system(content, gathered)
+        if system:
+            out.append({"role": "system", "content": system})
         return
     new: Message = {"role": role}
     if type(content) is list:

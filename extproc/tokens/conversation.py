@@ -19,13 +19,26 @@ _BILLING_HEADER = "x-anthropic-billing-header"
 
 def prepared(prompt: ChatPrompt, template: ChatTemplate) -> tuple[list[dict[str, Json]], list[Json] | None]:
     """Messages and tools for ``template``; the prompt's own values are not changed."""
-    messages = [_message(message, template.wants_parts) for message in prompt.messages]
+    given = prompt.messages
+    if prompt.merge_system:
+        given = [kept for message in given if (kept := _joined_system(message)) is not None]
+    messages = [_message(message, template.wants_parts) for message in given]
     if prompt.merge_system and template.system_first:
         messages = _one_system(messages, "")
     if not template.knows_developer and any(message["role"] == "developer" for message in messages):
         messages = _one_system([_as_system(message) for message in messages], "\n\n")
     tools = [tool_form(tool) for tool in prompt.tools] if prompt.tools else None
     return messages, tools
+
+
+def _joined_system(message: dict[str, Json]) -> dict[str, Json] | None:
+    """Anthropic's system blocks run together without the billing block; None where nothing is left."""
+    if message.get("role") != "system":
+        return message
+    content = message.get("content")
+    texts = [_text(part) or "" for part in (content if isinstance(content, list) else [content])]
+    joined = "".join(text for text in texts if not (text.startswith(_BILLING_HEADER) and isinstance(content, list)))
+    return {"role": "system", "content": joined} if joined else None
 
 
 def _message(message: dict[str, Json], wants_parts: bool) -> dict[str, Json]:
