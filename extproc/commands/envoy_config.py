@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         made = build.build(load(args.file), node_id=args.node_id)
     except ConfigError as error:
-        for problem in error.problems:
-            print(problem if problem.startswith(f"{args.file}:") else f"{args.file}: {problem}", file=sys.stderr)
+        named = [line if line.startswith(f"{args.file}: ") else f"{args.file}: {line}" for line in error.problems]
+        print(*named, sep="\n", file=sys.stderr)
         return 1
     sys.stdout.write(build.as_json(made) if args.json else build.as_yaml(made))
     return 0

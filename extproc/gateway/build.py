@@ -17,6 +17,7 @@ from extproc.gateway.upstream import secret_name
 
 #: Connections beyond this are refused, so that Envoy does not run out of files first.
 MAX_DOWNSTREAM_CONNECTIONS = 20_000
+HEAD = "# Envoy 1.40 bootstrap, made by `kvgate envoy` from a kvgate.yaml: change that file, not this one.\n"
 
 
 def build(config: Config, *, node_id: str = "kvgate-envoy") -> bootstrap.Bootstrap:
@@ -67,8 +68,8 @@ def as_json(made: bootstrap.Bootstrap) -> str:
 
 
 def as_yaml(made: bootstrap.Bootstrap) -> str:
-    """The bootstrap as YAML text; longer strings (the Lua filter) as blocks."""
-    return yaml.dump(as_dict(made), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    """The bootstrap as YAML text; text with line breaks (the Lua filters) as blocks."""
+    return HEAD + yaml.dump(as_dict(made), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -27,7 +27,7 @@ MODEL_AT = names.model_at(BODY.rindex(b'"coder"'), BODY.rindex(b'"coder"') + len
 
 CONFIG = """
 serve: {{listen: "unix:{folder}/s.sock", maxBodyBytes: 262144}}
-envoy: {{listen: "127.0.0.1:0", admin: "127.0.0.1:0", periodicS: 0.1, undecided: {undecided}}}
+envoy: {{listen: "127.0.0.1:0", admin: "127.0.0.1:0", periodicS: 0.1, undecided: {undecided}{more}}}
 targets:
   primary:
     engine: vllm
@@ -130,8 +130,8 @@ class Gateway:
 
 
 @contextmanager
-def running(*, undecided: str = "closed") -> Iterator[Gateway]:
-    """All parts, in a folder of their own with a path short enough for a unix socket."""
+def running(*, undecided: str = "closed", tls: bool = False) -> Iterator[Gateway]:
+    """All parts, in a folder of their own with a path short enough for a unix socket; ``tls``: Envoy's listener too."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="kvgw-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -139,7 +139,8 @@ def running(*, undecided: str = "closed") -> Iterator[Gateway]:
         upstreams = {name: stack.enter_context(upstream.serving(name)) for name in ("a", "b", "small", "own")}
         upstreams["tls"] = stack.enter_context(upstream.serving("tls", certificate=pair))
         urls = {name: each.url for name, each in upstreams.items()}
-        text = CONFIG.format(folder=folder, ca=pair[0], server=SERVER_NAME, undecided=undecided, **urls)
+        more = f', tls: {{certFile: "{pair[0]}", keyFile: "{pair[1]}"}}' if tls else ""
+        text = CONFIG.format(folder=folder, ca=pair[0], server=SERVER_NAME, undecided=undecided, more=more, **urls)
         gateway: list[Gateway] = []
 
         def decide(asked: Asked) -> Verdict:
