@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from extproc.agent import alarms
 from extproc.agent.devices.base import DeviceReader
+from extproc.agent.devices.declared import declared_bytes
 from extproc.agent.discovery import Discovery, Endpoint
 from extproc.agent.engines import ENGINES
 from extproc.agent.http import Client
@@ -210,7 +211,9 @@ class Agent:
         for name, watched in self._watched.items():
             for uuid in watched.endpoint.devices:
                 tenants.setdefault(uuid, []).append(name)
-        before, self.alarms = set(self.alarms), alarms.find(self.devices.readings(time.monotonic()), tenants)
+        readings = self.devices.readings(time.monotonic())
+        limits = declared_bytes({process.pid for reading in readings for process in reading.processes or ()})
+        before, self.alarms = self.alarms, alarms.find(readings, tenants, limits)
         known = {(alarm.kind, alarm.device) for alarm in before}
         for alarm in self.alarms:
             if (alarm.kind, alarm.device) not in known:

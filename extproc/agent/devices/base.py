@@ -69,7 +69,6 @@ class DeviceReading:
     clock_mhz: int | None = None
     ecc_uncorrected: int | None = None
     throttled: tuple[str, ...] = ()
-    mps_limit_bytes: int | None = None
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     def engine_used_bytes(self) -> int | None:
