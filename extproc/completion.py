@@ -14,7 +14,7 @@ from extproc.accesslog import EntryKind, LogRecord
 from extproc.config.models import Config
 from extproc.errors import LedgerDown
 from extproc.learning import Learning
-from extproc.ledger.base import COOLING_S, SILENCE_S, End, Ended, Ledger, Upsert
+from extproc.ledger.base import COOLING_S, SILENCE_S, End, Ended, Ledger, ReplicaView, Reservation, Upsert
 from extproc.ledger.posture import LocalShare
 from extproc.metadata import reservation_from
 
@@ -50,6 +50,7 @@ class Completion:
         learning: Learning,
         share: LocalShare,
         observer: Observer,
+        view: Callable[[str], ReplicaView | None],
         clock_s: Callable[[], float],
     ) -> None:
         self._config = config
@@ -57,6 +58,7 @@ class Completion:
         self._learning = learning
         self._share = share
         self._observer = observer
+        self._view = view
         self._clock_s = clock_s
         self._pool = config.ledger.pool
         self._lags = {name: target.abort_lag_ms / 1000.0 for name, target in config.targets.items()}
@@ -151,9 +153,24 @@ class Completion:
             self._config.ledger.lease_s,
             seen_age_s=record.ended_age_s,
             first_byte_age_s=record.first_byte_age_s,
-            current_blocks=None,
+            current_blocks=self._grown(record, reservation),
         )
         self._wake.set()
+
+    def _grown(self, record: LogRecord, reservation: Reservation) -> int | None:
+        """Blocks the request holds by now if it outgrew its prediction, as far as its answer so far tells; else None."""
+        output = record.usage.get("output_tokens")
+        if output is None:
+            output = self._learning.tokens_from_bytes(
+                _bytes_key(reservation.target, reservation.klass), record.response_bytes
+            )
+        view = self._view(reservation.replica)
+        if output is None or view is None or view.report is None:
+            return None
+        need, block = reservation.need, view.report.block_tokens
+        each = -(-output // (max(1, need.sequences) * block))
+        blocks = min(reservation.cap_blocks, need.input_blocks + need.sequences * each)
+        return blocks if blocks > need.kv_blocks else None
 
     def _end(self, record: LogRecord, owner: str, *, replica: str | None) -> None:
         if record.rid is not None:
@@ -193,8 +210,7 @@ class Completion:
             return record.usage.get("output_tokens")
         lane, klass = str(record.fields["lane"]), str(record.fields["class"])
         target = self._target_of.get(record.cluster, str(record.fields["target"]))
-        _, stream, tools, _ = (klass.split(":") + ["", "", "", ""])[:4]
-        bytes_key = (target, stream == "s", tools == "t")
+        bytes_key = _bytes_key(target, klass)
         output = record.usage.get("output_tokens")
         if output is not None:
             self._learning.observe_bytes(bytes_key, record.response_bytes, output)
@@ -203,3 +219,9 @@ class Completion:
         if output is not None:
             self._learning.observe_output((lane, target, klass), output)
         return output
+
+
+def _bytes_key(target: str, klass: str) -> tuple[str, bool, bool]:
+    """What bytes per token depend on: the target, and whether the answer streams and calls tools."""
+    _, stream, tools, _ = (klass.split(":") + ["", "", "", ""])[:4]
+    return target, stream == "s", tools == "t"

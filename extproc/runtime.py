@@ -95,7 +95,9 @@ class Runtime:
             clock_s=time.perf_counter,
             spread=random.random,
         )
-        self.completion = Completion(config, ledger, self.learning, self.share, observer, time.monotonic)
+        self.completion = Completion(
+            config, ledger, self.learning, self.share, observer, self.fleet.view, time.monotonic
+        )
         self.service = Service(self.admission, self.completion, observer, self.gate, config.serve.max_body_bytes)
         self.admin = AdminServer({"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz})
 
