@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from extproc.ledger.base import Ended
 from extproc.gateway.names import DECISION_NAMESPACE, HEADER_RID, USAGE_NAMESPACE
+from extproc.ledger.base import Ended
 from extproc.wire import pb
 
 _ABORTS = ("downstream_connection_termination", "downstream_remote_reset")
@@ -90,7 +90,9 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
     status = entry.response.response_code.value if entry.response.HasField("response_code") else None
     began_age_s = max(0.0, now_s - _timestamp(common))
     duration_s = _seconds(common.duration) if common.HasField("duration") else began_age_s
-    first = _seconds(common.time_to_first_upstream_rx_byte) if common.HasField("time_to_first_upstream_rx_byte") else None
+    first = (
+        _seconds(common.time_to_first_upstream_rx_byte) if common.HasField("time_to_first_upstream_rx_byte") else None
+    )
     return LogRecord(
         kind=kind,
         rid=rid if isinstance(rid, str) else None,
@@ -98,7 +100,7 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
         cluster=common.upstream_cluster,
         fields=fields,
         usage={name: int(value) for name, value in usage.items() if isinstance(value, float) and 0 <= value < 2**53},
-        how=_ended(common.response_flags, status, entry.response.response_code_details),
+        how=_ended(entry, kind, status),
         status=status,
         began_age_s=began_age_s,
         ended_age_s=max(0.0, began_age_s - duration_s),
@@ -110,7 +112,9 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
     )
 
 
-def _ended(flags: pb.ResponseFlags, status: int | None, details: str) -> Ended:
+def _ended(entry: pb.HTTPAccessLogEntry, kind: EntryKind, status: int | None) -> Ended:
+    common, details = entry.common_properties, entry.response.response_code_details
+    flags = common.response_flags
     if any(getattr(flags, name) for name in _ABORTS) or details.startswith("downstream_remote_disconnect"):
         return Ended.CLIENT_ABORT
     if any(getattr(flags, name) for name in _TIMEOUTS):
@@ -119,7 +123,13 @@ def _ended(flags: pb.ResponseFlags, status: int | None, details: str) -> Ended:
         return Ended.UPSTREAM_RESET
     if status is None:
         return Ended.CLIENT_ABORT
-    return Ended.UPSTREAM_ERROR if status >= 400 else Ended.COMPLETE
+    if status >= 400:
+        return Ended.UPSTREAM_ERROR
+    # An attempt cut short because the client left shows 200, no flag and no details, as a complete one does; only
+    # the end of the engine's answer is missing (observed on Envoy 1.40).
+    if kind is EntryKind.ATTEMPT_END and not common.HasField("time_to_last_upstream_rx_byte"):
+        return Ended.CLIENT_ABORT
+    return Ended.COMPLETE
 
 
 def _values(struct: Any) -> dict[str, str | float]:

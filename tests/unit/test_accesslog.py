@@ -87,6 +87,18 @@ def test_kinds(kind: int, expected: EntryKind) -> None:
     assert record.kind is expected
 
 
+def test_an_attempt_without_the_end_of_its_answer_was_aborted() -> None:
+    """Envoy flags nothing on an attempt whose client left in mid-stream: only the answer's last byte tells it apart."""
+    made = entry(pb.UpstreamEnd, details="")
+    record = read(made, NOW_S)
+    assert record is not None
+    assert record.how is Ended.CLIENT_ABORT
+    made.common_properties.time_to_last_upstream_rx_byte.seconds = 8
+    record = read(made, NOW_S)
+    assert record is not None
+    assert record.how is Ended.COMPLETE
+
+
 @pytest.mark.parametrize("kind", [pb.NotSet, pb.DownstreamStart, pb.UpstreamPoolReady, pb.TcpConnectionEnd])
 def test_other_kinds_prove_nothing(kind: int) -> None:
     """A start, a pool that became ready or a TCP entry is no record."""
