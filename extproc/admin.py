@@ -46,7 +46,8 @@ class AdminServer:
             status, kind, body = await self._answer(head)
             writer.write(
                 f"HTTP/1.1 {status} {_REASONS.get(status, 'Error')}\r\ncontent-type: {kind}\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+                + body
             )
             await writer.drain()
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):

@@ -122,7 +122,9 @@ class Admission:
             # The adapter keeps ends that fall into an outage and sends them on return.
             return
 
-    async def _understand(self, pending: Pending, parsed: Parsed, request: InferenceRequest, route: Route) -> Understood:
+    async def _understand(
+        self, pending: Pending, parsed: Parsed, request: InferenceRequest, route: Route
+    ) -> Understood:
         started = self._clock_s()
         budget = route.lane.max_input_tokens
         counts = await self._counting.per_target(
@@ -182,7 +184,12 @@ class Admission:
         )
 
     def _settle(
-        self, pending: Pending, what: Understood, places: Sequence[Place], usable: Sequence[Place], result: ReserveResult
+        self,
+        pending: Pending,
+        what: Understood,
+        places: Sequence[Place],
+        usable: Sequence[Place],
+        result: ReserveResult,
     ) -> Decision:
         who = pending.who
         if result.ended:

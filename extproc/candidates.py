@@ -93,7 +93,14 @@ class Planner:
         return Place(name, name, limits, Candidate(name, name, True, REMOTE_NEED), None)
 
     def _local(
-        self, name: str, target: Target, replica: Replica, lane: Lane, ask: Ask, learned: int | None, view: ReplicaView | None
+        self,
+        name: str,
+        target: Target,
+        replica: Replica,
+        lane: Lane,
+        ask: Ask,
+        learned: int | None,
+        view: ReplicaView | None,
     ) -> Place:
         report = view.report if view is not None else None
         kv = self._kv_model(name, report.block_tokens if report is not None else None)
@@ -140,7 +147,9 @@ class Planner:
             max_waiting=target.max_waiting,
             lane_share=lane.share,
             lane_yields_at=lane.yields_at,
-            expected_s=None if not decode or not rate else ask.count.input_tokens / rate + limits.expected_tokens / decode,
+            expected_s=None
+            if not decode or not rate
+            else ask.count.input_tokens / rate + limits.expected_tokens / decode,
         )
         return Place(name, replica.name, limits, candidate, None)
 

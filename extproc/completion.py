@@ -223,5 +223,5 @@ class Completion:
 
 def _bytes_key(target: str, klass: str) -> tuple[str, bool, bool]:
     """What bytes per token depend on: the target, and whether the answer streams and calls tools."""
-    _, stream, tools, _ = (klass.split(":") + ["", "", "", ""])[:4]
+    _, stream, tools, _ = ([*klass.split(":"), "", "", "", ""])[:4]
     return target, stream == "s", tools == "t"

@@ -70,4 +70,3 @@ class ModelSet:
             except GeometryError as error:
                 problems.append(f"{where}: targets.{name}: {error}")
         return problems
-

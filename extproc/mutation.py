@@ -40,7 +40,9 @@ def go_on(decision: Decision, *, stage: str) -> pb.ProcessingResponse:
     return response
 
 
-def refuse(decision: Decision, *, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> pb.ProcessingResponse:
+def refuse(
+    decision: Decision, *, status: int, headers: Sequence[tuple[str, str]], body: bytes
+) -> pb.ProcessingResponse:
     """The answer that refuses: status, headers and body for the client; metadata for headers and the access log."""
     response = pb.ProcessingResponse()
     immediate = response.immediate_response

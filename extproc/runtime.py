@@ -70,7 +70,9 @@ async def open_ledger(config: Config, *, wait: bool = False) -> Ledger:
 class Runtime:
     """The parts of one process."""
 
-    def __init__(self, config: Config, models: ModelSet, ledger: Ledger, decisions: DecisionLog, metrics: Metrics) -> None:
+    def __init__(
+        self, config: Config, models: ModelSet, ledger: Ledger, decisions: DecisionLog, metrics: Metrics
+    ) -> None:
         self.config = config
         self.ledger = ledger
         self.metrics = metrics
@@ -163,7 +165,9 @@ async def serve(config: Config, *, where: str, listen: str, admin: str, ready: C
     metrics = Metrics.from_config(config, version=version("kvgate"))
     ledger = await open_ledger(config)
     decisions: DecisionLog = (
-        StreamLog(config.ledger.url, config.ledger.pool, config.telemetry.decision_log, on_drop=metrics.decision_log_dropped)
+        StreamLog(
+            config.ledger.url, config.ledger.pool, config.telemetry.decision_log, on_drop=metrics.decision_log_dropped
+        )
         if isinstance(ledger, RedisLedger)
         else RingLog(config.telemetry.decision_log)
     )

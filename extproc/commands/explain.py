@@ -47,7 +47,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--header", action="append", default=[], metavar="K:V", help="a request header (repeatable)")
     parser.add_argument("--method", default="POST", help="the request's method (default POST)")
     parser.add_argument("-c", "--config", required=True, metavar="FILE", help="the configuration, kvgate.yaml")
-    parser.add_argument("--state", metavar="FILE", help="STATE.json as `status --json` prints it (default: the live fleet)")
+    parser.add_argument(
+        "--state", metavar="FILE", help="STATE.json as `status --json` prints it (default: the live fleet)"
+    )
     parser.add_argument("--json", action="store_true", help="print the decision record as JSON")
 
 
@@ -125,14 +127,24 @@ async def copy_of(snapshot: LedgerSnapshot, reservations: Reservations) -> Ledge
 
 def decision_text(record: Record) -> str:
     """The decision for a person: the outcome, then every candidate with its three figures and why it was refused."""
-    counted = f"{record['input_tokens']} input tokens ({record['count_source']})" if record["input_tokens"] is not None else "not counted"
+    counted = (
+        f"{record['input_tokens']} input tokens ({record['count_source']})"
+        if record["input_tokens"] is not None
+        else "not counted"
+    )
     lines = [
-        f"{record['outcome']}   lane {record['lane'] or '-'}, model {record['model'] or '-'}, {counted}, "
-        f"cap {record['max_output_tokens'] if record['max_output_tokens'] is not None else 'none'}, "
-        f"expected output {record['expected_output_tokens'] if record['expected_output_tokens'] is not None else '-'}"
+        (
+            f"{record['outcome']}   lane {record['lane'] or '-'}, model {record['model'] or '-'}, {counted}, "
+            f"cap {record['max_output_tokens'] if record['max_output_tokens'] is not None else 'none'}, "
+            f"expected output {record['expected_output_tokens'] if record['expected_output_tokens'] is not None else '-'}"
+        )
     ]
     if record["status"] is not None:
-        wait = f", retry after {record['retry_after_ms']} ms" if record["retry_after_ms"] is not None else ", a retry cannot help"
+        wait = (
+            f", retry after {record['retry_after_ms']} ms"
+            if record["retry_after_ms"] is not None
+            else ", a retry cannot help"
+        )
         lines.append(f"status {record['status']}{wait}")
     rows = [
         (

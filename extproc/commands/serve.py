@@ -25,7 +25,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument("-c", "--config", required=True, metavar="FILE", help="the configuration, kvgate.yaml")
     parser.add_argument("--listen", metavar="ADDRESS", help="unix:PATH or host:port (default: serve.listen)")
-    parser.add_argument("--admin", metavar="ADDRESS", help="host:port for /metrics, /livez, /readyz (default: serve.admin)")
+    parser.add_argument(
+        "--admin", metavar="ADDRESS", help="host:port for /metrics, /livez, /readyz (default: serve.admin)"
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="processes, one socket each: PATH.0 .. PATH.N-1")
 
 

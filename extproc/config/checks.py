@@ -86,9 +86,15 @@ def _targets(config: Config) -> Iterator[str]:
             yield f"{path}.replicas: missing; a local target needs at least one replica"
         if target.model is not None and target.model not in config.models:
             yield f"{path}.model: model {target.model!r} is not defined; define it under `models`"
-        if target.auth.client == "forward" and target.auth.inject and target.auth.inject.header.lower() == "authorization":
+        if (
+            target.auth.client == "forward"
+            and target.auth.inject
+            and target.auth.inject.header.lower() == "authorization"
+        ):
             yield f"{path}.auth: the client's authorization is both forwarded and replaced; keep one of them"
-    clusters = Counter([r.name for _, _, r in config.local_replicas()] + [n for n, t in config.targets.items() if t.remote])
+    clusters = Counter(
+        [r.name for _, _, r in config.local_replicas()] + [n for n, t in config.targets.items() if t.remote]
+    )
     for cluster, times in clusters.items():
         if times > 1:
             yield f"targets: the name {cluster!r} is used by {times} replicas or remote targets; make each unique"
@@ -132,7 +138,11 @@ def _aliases(config: Config) -> Iterator[str]:
         for target in alias.targets:
             if target not in config.targets:
                 yield f"{path}.targets: target {target!r} is not defined; define it under `targets`"
-            elif alias.lane in config.lanes and config.lanes[alias.lane].remote == "never" and config.targets[target].remote:
+            elif (
+                alias.lane in config.lanes
+                and config.lanes[alias.lane].remote == "never"
+                and config.targets[target].remote
+            ):
                 yield f"{path}.targets: {target!r} is remote but its lane says `remote: never`; drop one of them"
 
 

@@ -86,7 +86,9 @@ def load_text(text: str, *, where: str) -> Config:
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError([_line(where, item) for item in error.errors(include_url=False, include_input=False)]) from error
+        raise ConfigError(
+            [_line(where, item) for item in error.errors(include_url=False, include_input=False)]
+        ) from error
     except RecursionError as error:
         raise ConfigError([f"{where}: nested too deeply; flatten it"]) from error
     problems = [f"{where}: {line}" for line in check(config)]
@@ -98,5 +100,5 @@ def load_text(text: str, *, where: str) -> Config:
 def _line(where: str, item: Any) -> str:
     kind, context = item["type"], item.get("ctx", {})
     mend = MENDS[kind].format(**context) if kind in MENDS else item["msg"]
-    path = ".".join(str(part) for part in item["loc"] if part not in ("[key]",)) or "(top)"
+    path = ".".join(str(part) for part in item["loc"] if part != "[key]") or "(top)"
     return f"{where}: {path}: {mend}"

@@ -38,9 +38,10 @@ class Section(BaseModel):
 class LedgerConfig(Section):
     """Where reservations live; ``deadline_ms`` bounds one call, ``when_down`` is the posture without Redis."""
 
-    url: Annotated[str, Field(pattern=r"^(embedded|memory|(redis|rediss|unix|redis\+sentinel|redis\+cluster|rediss\+cluster)://\S+)$")] = (
-        "redis://127.0.0.1:6379/0"
-    )
+    url: Annotated[
+        str,
+        Field(pattern=r"^(embedded|memory|(redis|rediss|unix|redis\+sentinel|redis\+cluster|rediss\+cluster)://\S+)$"),
+    ] = "redis://127.0.0.1:6379/0"
     pool: Name = "default"
     deadline_ms: Positive = 50
     lease_s: Annotated[float, Field(gt=0, le=3600)] = 10

@@ -37,9 +37,7 @@ class LaneTable:
         self._networks = tuple(
             ipaddress.ip_network(cidr) for cidr in (config.lane_header.trusted_cidrs if config.lane_header else ())
         )
-        self._by_model = {
-            name: self._route(alias.lane, alias.targets, name) for name, alias in config.aliases.items()
-        }
+        self._by_model = {name: self._route(alias.lane, alias.targets, name) for name, alias in config.aliases.items()}
         self._default_chains: dict[tuple[str, str], Route] = {}
 
     def classify(self, head: RequestHead, model: str) -> Route | None:
