@@ -1,0 +1,168 @@
+"""Pictures, files and unknown parts: found wherever they hide, never counted as text."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from typing import Any
+
+import pytest
+
+from extproc.dialects.content import Gathered, clean, is_data_uri, looks_like_data
+from extproc.types import ImageInput
+from tests.unit.dialects.asking import chat_prompt, request
+
+
+def png(width: int, height: int) -> str:
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0" * 900
+    return base64.b64encode(data).decode()
+
+
+PNG = png(320, 240)
+URI = "data:image/png;base64," + PNG
+
+
+def cleaned(content: Any) -> tuple[Any, Gathered]:
+    gathered = Gathered()
+    return clean(content, gathered), gathered
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": URI}},
+        {"type": "image_url", "image_url": URI},
+        {"type": "image", "image": URI},
+        {"type": "image", "image": PNG},
+        {"type": "input_image", "image_url": URI, "detail": "auto"},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
+        {"image_url": {"url": URI}},
+        {"type": "picture", "payload": {"inner": [URI]}},
+        {"type": "picture", "blob": PNG},
+        {"type": "text", "text": URI},
+        URI,
+    ],
+)
+def test_a_picture_is_found_in_every_spelling(part: Any) -> None:
+    """Its size comes from its own header; no base64 is left to be counted as text."""
+    content, gathered = cleaned([part])
+    assert [(i.width, i.height) for i in gathered.images] == [(320, 240)]
+    assert len(str(content)) < 200
+
+
+def test_a_string_that_is_a_data_uri_is_a_picture() -> None:
+    """Even as a message's whole content."""
+    content, gathered = cleaned(URI)
+    assert (content, len(gathered.images)) == ("", 1)
+
+
+def test_text_that_mentions_a_data_uri_stays_text() -> None:
+    """The engine tokenises it, so it counts as what it is."""
+    text = f"see {URI} there"
+    content, gathered = cleaned(text)
+    assert content is text
+    assert not gathered.images
+
+
+@pytest.mark.parametrize("url", ["https://example.test/a.png", "http://x/y"])
+def test_a_remote_picture_has_no_size(url: str) -> None:
+    """It is charged the model's maximum later."""
+    _, gathered = cleaned([{"type": "image_url", "image_url": {"url": url}}])
+    assert gathered.images == [ImageInput(None, None, 0, "url")]
+
+
+@pytest.mark.parametrize(
+    "url", ["data:image/png;base64,!!!!", "data:image/png;base64,", "data:,", "data:", "", "x" * 40]
+)
+def test_a_broken_picture_is_still_one_picture(url: str) -> None:
+    """No header, no size; never an error, never text."""
+    _, gathered = cleaned([{"type": "image_url", "image_url": {"url": url}}])
+    assert [(i.width, i.height) for i in gathered.images] == [(None, None)]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": "AAAA" * 200 + "AB1=", "format": "wav"}},
+        {"type": "file", "file": {"filename": "notes.pdf"}},
+        {"type": "hologram", "depth": 3},
+        7,
+        None,
+    ],
+)
+def test_an_unknown_part_is_charged_and_said(part: Any) -> None:
+    """Parts that we do not know cost a configured amount each."""
+    _, gathered = cleaned([part])
+    assert gathered.unknown_parts + len(gathered.images) == 1
+
+
+def test_text_beside_data_in_an_unknown_part_counts() -> None:
+    """Captions are text."""
+    content, _ = cleaned([{"type": "hologram", "caption": "a red cube"}])
+    assert content == [{"type": "text", "text": "a red cube"}]
+
+
+def test_content_without_media_is_the_same_object() -> None:
+    """Nothing is copied for the common request."""
+    content = [{"type": "text", "text": "hello"}, "world"]
+    assert cleaned(content)[0] is content
+
+
+def test_an_object_in_place_of_a_list_is_one_part() -> None:
+    """Not legal, but seen; the engine decides."""
+    assert cleaned({"type": "text", "text": "hello"})[0] == [{"type": "text", "text": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (PNG, True),
+        (URI, True),
+        ("a" * 5000, False),
+        ("1234" * 100, False),
+        ("two words " * 60, False),
+        ("short", False),
+    ],
+)
+def test_what_looks_like_data(text: str, expected: bool) -> None:
+    """Base64 of real data is told from runs of letters, digits and prose."""
+    assert looks_like_data(text) is expected
+
+
+@pytest.mark.parametrize("text", ["data:text/plain,hello", "data: not a uri", "see data:image/png;base64,AAAA"])
+def test_what_is_no_data_uri(text: str) -> None:
+    """Only a whole base64 data URI is one."""
+    assert not is_data_uri(text)
+
+
+def test_pictures_in_tool_results_of_both_apis() -> None:
+    """A screenshot that a tool returns is a picture in either dialect."""
+    anthropic = {
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t",
+                        "content": [
+                            {"type": "text", "text": "shot"},
+                            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
+                        ],
+                    }
+                ],
+            }
+        ],
+        "max_tokens": 5,
+    }
+    responses = {
+        "input": [
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": URI}]}
+        ]
+    }
+    for path, body in (("/v1/messages", anthropic), ("/v1/responses", responses)):
+        found = request(path, body)
+        assert [(i.width, i.height) for i in found.images] == [(320, 240)]
+        assert "iVBOR" not in str(chat_prompt(path, body).messages)
