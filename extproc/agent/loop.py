@@ -191,6 +191,9 @@ class Agent:
         self.health.components["devices"] = self.devices.health()
         if offset_s is None:
             return
+        if self.health.rounds % SIBLING_ROUNDS == 0:
+            # Before our own publish, which would hide whose report was there.
+            await self._look_for_siblings()
         mono_s, settings = time.monotonic(), self.settings
         replicas = [watched.watch.report(mono_s=mono_s, offset_s=offset_s) for watched in self._watched.values()]
         devices = self.devices.reports(settings.node, settings.instance, offset_s)
@@ -202,8 +205,6 @@ class Agent:
             return
         self.published = replicas
         self.health.last_publish_mono_s = time.monotonic()
-        if self.health.rounds % SIBLING_ROUNDS == 0:
-            await self._look_for_siblings(mono_s + offset_s)
 
     def _raise_alarms(self) -> None:
         """Find who shares a device; each finding is logged when it appears and when it is gone."""
@@ -219,7 +220,7 @@ class Agent:
             if (alarm.kind, alarm.device) not in known:
                 log.warning("device %s: %s: %s", alarm.device, alarm.kind, alarm.message)
 
-    async def _look_for_siblings(self, now_s: float) -> None:
+    async def _look_for_siblings(self) -> None:
         """Two agents for one node tell the same truth twice; harmless, but a mistake worth a word."""
         try:
             snapshot = await self._ledger.snapshot()

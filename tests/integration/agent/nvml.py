@@ -34,7 +34,9 @@ def line(
     procs: str = "-",
 ) -> str:  # fmt: skip
     """One device of the stub's file; sizes in MiB."""
-    return f"{uuid} {name} {total} {used} {reserved} {util} {temp} {throttle} {ecc} {mig} {parent} {err} {v2err} {procs}"
+    return (
+        f"{uuid} {name} {total} {used} {reserved} {util} {temp} {throttle} {ecc} {mig} {parent} {err} {v2err} {procs}"
+    )
 
 
 class Stub:

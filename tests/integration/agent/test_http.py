@@ -79,7 +79,9 @@ async def test_framings_are_read(parts: tuple[bytes, ...], body: bytes) -> None:
 
 async def test_a_redirect_is_an_answer_and_is_not_followed() -> None:
     """What redirects is not the engine."""
-    async with server(sends(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n")) as url:
+    async with server(
+        sends(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n")
+    ) as url:
         assert await get(url) == (302, b"")
 
 

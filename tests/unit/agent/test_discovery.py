@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from extproc.agent.discovery import Dns, Endpoint, Static, WatchedFile, endpoints_of
@@ -27,7 +26,7 @@ def write(path: Path, text: str) -> None:
     """Replace a file as an editor does."""
     draft = path.with_suffix(".new")
     draft.write_text(text)
-    os.replace(draft, path)
+    draft.replace(path)
 
 
 async def names(discovery: WatchedFile | Dns) -> list[str]:
@@ -95,7 +94,7 @@ async def test_every_address_of_a_name_is_a_replica() -> None:
     now[0] = 9.0
     assert await names(dns) == ["r@10.0.0.1", "r@10.0.0.2", "x"]
     now[0] = 11.0
-    assert [(e.replica, e.address, e.url) for e in await dns.endpoints()][0] == (
+    assert next((e.replica, e.address, e.url) for e in await dns.endpoints()) == (
         "r", "10.0.0.2", "http://engines:8000",
     )  # fmt: skip
     zone.broken, now[0] = True, 30.0

@@ -70,7 +70,10 @@ def test_shares_and_means_cover_the_remembered_windows() -> None:
     """Hit share, TTFT, queue time and preemptions per request are sums over sums."""
     rates = fed(
         (0.0, Counters(cached_tokens=0, looked_up_tokens=0, ttft_s=0, ttft_count=0, preemptions=100, finished=0)),
-        (5.0, Counters(cached_tokens=1500, looked_up_tokens=2000, ttft_s=3, ttft_count=6, preemptions=109, finished=90)),
+        (
+            5.0,
+            Counters(cached_tokens=1500, looked_up_tokens=2000, ttft_s=3, ttft_count=6, preemptions=109, finished=90),
+        ),
     ).rates()
     assert (rates.prefix_hit_share, rates.ttft_s, rates.preemptions_per_finished) == (0.75, 0.5, 0.1)
 

@@ -222,7 +222,7 @@ def test_servers_that_alternate_under_one_url_are_unknown() -> None:
     starts = set()
     for turn in range(20):
         engine.marker = "ab"[turn % 2]
-        engine.watch._due.clear()  # noqa: SLF001 - both answers carry /props in this story
+        engine.watch._due.clear()
         starts.add(engine.scrape().engine_started_at_s)
     assert engine.report().state is UNKNOWN
     assert len(starts) == 2
@@ -233,9 +233,7 @@ def test_optional_endpoints_never_block() -> None:
     engine = Engine("llamacpp")
     engine.now_s += 1
     given = engine.answers()
-    scrape = Scrape(
-        100.9, 101.0, {path: given[path] for path in ("/health", "/props")}, {"/slots": Cause.TIMEOUT}
-    )
+    scrape = Scrape(100.9, 101.0, {path: given[path] for path in ("/health", "/props")}, {"/slots": Cause.TIMEOUT})
     engine.watch.observe(scrape, offset_s=OFFSET_S, wall_s=WALL_S)
     report = engine.report()
     assert (report.state, report.capacity_blocks, report.running) == (READY, 4096, None)
