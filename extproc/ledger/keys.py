@@ -34,3 +34,16 @@ def decisions_key(pool: str) -> str:
 def pattern(pool: str) -> str:
     """The key pattern of an ACL rule that covers exactly one pool."""
     return key(pool, "*")
+
+
+#: What the ledger and the decision log run, alone or inside scripts; nothing else is needed.
+COMMANDS = (
+    "evalsha", "script|load", "time", "hget", "hmget", "hset", "hdel", "hexists", "hincrby", "hgetall", "zadd", "zrem",
+    "zcard", "zcount", "zrangebyscore", "zrangebylex", "zremrangebyscore", "xadd", "xrevrange", "xread",
+)  # fmt: skip
+
+
+def acl(pool: str, user: str, password: str) -> list[str]:
+    """The ACL SETUSER command (as parts) of a user who may do what one pool's ledger needs, and nothing else."""
+    allowed = [f"+{command}" for command in COMMANDS]
+    return ["ACL", "SETUSER", user, "reset", "on", f">{password}", f"~{pattern(pool)}", "-@all", *allowed]

@@ -243,6 +243,7 @@ class RedisLedger(Ledger):
         clock = b"" if self._test_clock is None else b"%d" % to_us(self._test_clock())
         await ask("EVALSHA", self._scripts["init"].sha, len(self._names), *self._names, clock,
                   wire.encode([int(self._fresh)]))  # fmt: skip
+        self._fresh = False  # whatever is found empty from now on was lost
 
     async def _end(self, ends: Sequence[End], late_s: Sequence[float], timeout_s: float) -> list[EndResult]:
         raw = wire.decode(await self._run("end", wire.ends(ends, late_s), timeout_s))

@@ -171,7 +171,7 @@ class ReferenceLedger:
     def _take(self, q: ReserveRequest, c: Candidate, v: Verdict, now: int) -> None:
         res = Reservation(
             q.rid, c.target, c.replica, q.lane, q.owner, q.request_id, q.klass, now / 1e6, c.need, q.input_tokens,
-            q.expected_output_tokens, q.max_output_tokens, c.cap_blocks, c.cap_s, c.devices, expected_s(c, q),
+            q.expected_output_tokens, q.max_output_tokens, c.cap_blocks, c.cap_s, c.devices, to_us(expected_s(c, q)) / 1e6,
         )  # fmt: skip
         s, rate = self.book.sum_of(c.replica), c.prefill_rate or 0.0
         r = _record(res, now, now + to_us(q.lease_s), seen=now, first=-1)

@@ -52,6 +52,7 @@ class Scenario:
     same_request_ids: bool = False
     shows_used: bool = True
     tight: bool = False
+    lease_s: float = 10.0
 
     @staticmethod
     def draw(seed: int) -> Scenario:
@@ -68,7 +69,7 @@ class Scenario:
             record_lag_s=rng.choice((0.02, 0.3, 1.5)), scrape_loss=sometimes(0.3), scrape_lag_s=rng.choice((0.05, 0.5, 2.0)),
             crash_every_s=sometimes(6.0), pause_every_s=sometimes(6.0), outage_every_s=sometimes(6.0),
             loss_every_s=sometimes(12.0), restart_every_s=sometimes(8.0), agent_away_every_s=sometimes(8.0),
-            same_request_ids=rng.random() < 0.2, shows_used=rng.random() < 0.8, tight=rng.random() < 0.7,
+            same_request_ids=rng.random() < 0.2, shows_used=rng.random() < 0.8, tight=rng.random() < 0.7, lease_s=rng.choice((10.0, 10.0, 4.0)),
         )  # fmt: skip
 
 
@@ -259,7 +260,7 @@ class World:
         rng, inputs = self.rng, self.rng.randint(1, 12)
         total = inputs + rng.randint(1, 14)
         actual = total if self.s.tight else inputs + rng.randint(0, total - inputs)
-        decode_s = rng.choice((0.3, 2.0, 6.0, 20.0)) * rng.random() + 0.05
+        decode_s = round(rng.choice((0.3, 2.0, 6.0, 20.0)) * rng.random() + 0.05, 6)
         work = Work(actual if self.s.tight else inputs, actual, rng.random() * 0.8, decode_s)
         need = Need(total, inputs, 0, inputs * 16, 1)
         order = list(self.engines)
@@ -268,7 +269,7 @@ class World:
         request = ReserveRequest(
             rid, "fast", f"envoy-{stream.envoy}", stream.request_id, "chat", inputs * 16, 100, 200,
             [Candidate("t", e.name, False, need, cap_blocks=total, cap_s=40.0, expected_s=decode_s, watermark=0.0,
-                       max_waiting=16) for e in order],
+                       max_waiting=16) for e in order], lease_s=self.s.lease_s,
         )  # fmt: skip
         life = sidecar.life
         if not self.ledger_up:
@@ -432,7 +433,7 @@ class World:
     def _took_record(self, stream: Stream, sent_s: float, first_s: float | None) -> None:
         sidecar, r = self.sidecars[stream.envoy], stream.reservation
         assert r is not None
-        sidecar.renewals[r.rid] = (sent_s, Upsert(r, 10.0, 0.0, first_s))
+        sidecar.renewals[r.rid] = (sent_s, Upsert(r, self.s.lease_s, 0.0, first_s))
         self._when_awake(sidecar, sidecar.life, 0.02, lambda: self._flush(sidecar))
 
     def _took_end(self, stream: Stream, end: End, at_s: float, began_s: float, first_s: float | None = None) -> None:

@@ -1,0 +1,171 @@
+"""What a caller sees when the server does not answer, and what is true again when it does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from extproc.errors import LedgerDown
+from extproc.ledger import keys
+from extproc.ledger.base import Ended
+from extproc.ledger.redis import RedisLedger
+from tests.support.ledgers import ask, candidate, end, need, record, reservation
+from tests.support.valkey import ValkeyServer
+
+PLACE = candidate(static_capacity_blocks=1000)
+
+
+async def until(true: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Wait for a condition; AssertionError where it does not come."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true"
+        await asyncio.sleep(0.01)
+
+
+async def raw(ledger: RedisLedger, *parts: str) -> Any:
+    """A command of the test's own on the ledger's connection."""
+    from extproc.ledger.link import pack
+
+    return await ledger._link.call(pack(*parts), 5.0)
+
+
+async def blocks(ledger: RedisLedger) -> int:
+    """What is reserved on the one replica; 0 where the ledger knows none."""
+    view = (await ledger.snapshot()).replicas.get("a")
+    return view.reserved_blocks if view else 0
+
+
+async def test_forgotten_scripts_are_loaded_within_the_call(ledger: RedisLedger) -> None:
+    """NOSCRIPT after SCRIPT FLUSH: the same call, the same rid, one reservation."""
+    await raw(ledger, "SCRIPT", "FLUSH")
+    assert (await ledger.reserve(ask("1", PLACE))).chosen == 0
+    assert await blocks(ledger) == 10
+
+
+async def test_concurrent_calls_get_their_own_answers(ledger: RedisLedger) -> None:
+    """256 at once over one connection."""
+    answers = await asyncio.gather(
+        *(ledger.reserve(ask(str(i), candidate(n=need(i + 1), static_capacity_blocks=i))) for i in range(256))
+    )
+    assert {a.verdicts[0].capacity_blocks for a in answers} == set(range(256))
+    assert [a.verdicts[0].capacity_blocks for a in answers] == list(range(256))
+
+
+async def test_a_stopped_server_costs_a_deadline_then_nothing_and_leaves_no_reservation(
+    server: ValkeyServer, pool: str
+) -> None:
+    """Unknown outcomes are compensated; after three in a row calls fail at once; all is well again afterwards."""
+    ledger = await RedisLedger.connect(server.url, pool, deadline_s=0.05, fresh=True)
+    assert (await ledger.reserve(ask("kept", PLACE))).chosen == 0
+    server.pause()
+    took = []
+    for i in range(5):
+        began = time.perf_counter()
+        with pytest.raises(LedgerDown):
+            await ledger.reserve(ask(f"lost{i}", PLACE))
+        took.append(time.perf_counter() - began)
+    assert min(took[:3]) >= 0.045
+    assert max(took[3:]) < 0.02
+    assert ledger.status.state == "degraded"
+    server.resume()
+    await until(lambda: ledger.status.state == "ok" and ledger.status.kept_ends == 0)
+    assert await blocks(ledger) == 10
+    late = await ledger.reserve(ask("lost0", PLACE))
+    assert (late.chosen, late.ended) == (None, True)
+    await ledger.close()
+
+
+async def test_a_cancelled_reserve_is_compensated(ledger: RedisLedger) -> None:
+    """The stream went while the call was under way."""
+    call = asyncio.create_task(ledger.reserve(ask("1", PLACE)))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await until(lambda: ledger.status.kept_ends == 0)
+    assert await blocks(ledger) == 0
+
+
+async def test_a_killed_server_fails_calls_at_once_and_gets_the_ends_when_it_is_back(pool: str) -> None:
+    """Reserves are not queued; ends are kept with their age."""
+    with ValkeyServer(appendonly=True) as server:
+        ledger = await RedisLedger.connect(server.url, pool, fresh=True)
+        for rid in ("1", "2"):
+            await ledger.reserve(ask(rid, PLACE))
+        server.kill()
+        await until(lambda: ledger.status.state == "degraded")
+        began = time.perf_counter()
+        with pytest.raises(LedgerDown):
+            await ledger.reserve(ask("3", PLACE))
+        (result,) = await ledger.end([end("1", Ended.CLIENT_ABORT, cool_s=0.1)])
+        assert time.perf_counter() - began < 0.02
+        assert (result.kept, result.released) == (True, False)
+        await asyncio.sleep(0.2)
+        server.start()
+        await until(lambda: ledger.status.state == "ok" and ledger.status.kept_ends == 0)
+        assert [r.reservation.rid for r in await ledger.reservations("a")] == ["2"]
+        await ledger.close()
+
+
+async def test_lost_data_makes_replicas_unknown_and_records_rebuild_them(server: ValkeyServer, pool: str) -> None:
+    """A server that comes back empty is not an empty fleet."""
+    ledger = await RedisLedger.connect(server.url, pool, fresh=True)
+    before = (await ledger.snapshot()).epoch
+    made = (await ledger.reserve(ask("1", PLACE))).now_s
+    server.kill()
+    await until(lambda: ledger.status.state == "degraded")
+    server.start()
+    await until(lambda: ledger.status.state == "ok")
+    assert (await ledger.reserve(ask("2", PLACE))).verdicts[0].refused_by == "unknown_state"
+    assert await ledger.renew([record(reservation("1", made))]) == [True]
+    after = await ledger.snapshot()
+    assert (await blocks(ledger), after.epoch > before, after.loss_at_s is not None) == (10, True, True)
+    await ledger.close()
+
+
+async def test_a_ledger_may_be_asked_for_before_its_server_is_there(pool: str) -> None:
+    """serve starts without Redis; the connection comes by itself."""
+    server = ValkeyServer().start()
+    server.stop()
+    ledger = await RedisLedger.connect(server.url, pool, wait_s=0.05, fresh=True)
+    with pytest.raises(LedgerDown):
+        await ledger.time_s()
+    server.start()
+    await until(lambda: ledger.status.state == "ok")
+    assert abs(await ledger.time_s() - time.time()) < 1.0
+    await ledger.close()
+    server.close()
+
+
+async def test_out_of_memory_refuses_reserves_and_still_takes_ends(server: ValkeyServer, pool: str) -> None:
+    """A full server must not lock the room it holds."""
+    ledger = await RedisLedger.connect(server.url, pool, deadline_s=1.0, fresh=True)
+    await ledger.reserve(ask("1", PLACE))
+    await raw(ledger, "CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(LedgerDown, match="OOM"):
+        await ledger.reserve(ask("2", PLACE))
+    (result,) = await ledger.end([end("1")])
+    assert (result.released, await blocks(ledger)) == (True, 0)
+    await ledger.close()
+
+
+async def test_a_newer_layout_is_refused_not_misread(ledger: RedisLedger, pool: str) -> None:
+    """A release that does not understand the stored schema stays away from it."""
+    await raw(ledger, "HSET", keys.key(pool, "meta"), "schema", "2")
+    with pytest.raises(LedgerDown, match="KVGATE_SCHEMA"):
+        await ledger.reserve(ask("1", PLACE))
+
+
+async def test_close_sends_what_was_kept(ledger: RedisLedger, valkey: ValkeyServer, pool: str) -> None:
+    """An end that was kept a moment ago is not lost by a shutdown, and no reservation is released by one."""
+    for rid in ("1", "2"):
+        await ledger.reserve(ask(rid, PLACE))
+    leaving = await RedisLedger.connect(valkey.url, pool)
+    leaving._keep([end("1")])
+    await leaving.close()
+    assert [r.reservation.rid for r in await ledger.reservations("a")] == ["2"]
