@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import re
 
@@ -67,3 +68,15 @@ def test_decision_record_is_complete(document) -> None:
     assert text.startswith(f"# {int(document.name[:4])}. ")
     assert re.findall(r"^Status: (accepted|superseded by \d+)$", text, re.MULTILINE)
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
+
+
+def test_notice_names_what_is_here() -> None:
+    """Each path that NOTICE gives credit for exists, and each model fact and figure says where it comes from."""
+    paths = re.findall(r"`([a-z_/.-]+)`", (ROOT / "NOTICE").read_text(encoding="utf-8"))
+    assert len(paths) == 5
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    models = json.loads((ROOT / "extproc/memory/catalogue.json").read_text(encoding="utf-8"))["models"]
+    assert [model["name"] for model in models if not model["source"]] == []
+    cases = [json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "tests/data/metrics").glob("*/case.json")]
+    assert cases
+    assert all(case["source"] for case in cases)
