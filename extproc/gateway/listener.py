@@ -105,7 +105,8 @@ def _connection_manager(config: Config) -> hcm.HttpConnectionManager:
         request_timeout=seconds(REQUEST_TIMEOUT_S),
         common_http_protocol_options=core.HttpProtocolOptions(
             idle_timeout=idle,
-            headers_with_underscores_action=core.HttpProtocolOptionsHeadersWithUnderscoresAction.REJECT_REQUEST,
+            # Some servers read x_kvgate_rid as x-kvgate-rid.
+            headers_with_underscores_action=core.HttpProtocolOptionsHeadersWithUnderscoresAction.DROP_HEADER,
         ),
         early_header_mutation_extensions=[
             extension(
@@ -148,7 +149,7 @@ def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
         failure_mode_allow=True,
         message_timeout=seconds(config.envoy.message_timeout_ms / 1000),
         max_message_timeout=seconds(config.envoy.max_message_timeout_ms / 1000),
-        request_attributes=[names.ATTRIBUTE_PEER, names.ATTRIBUTE_NODE],
+        request_attributes=[names.ATTRIBUTE_PEER, names.ATTRIBUTE_NODE, names.ATTRIBUTE_TIME],
         processing_mode=ext_proc.ProcessingMode(
             request_header_mode=MODE.SEND,
             request_body_mode=BODY.BUFFERED,

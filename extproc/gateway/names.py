@@ -65,6 +65,9 @@ ATTRIBUTES_KEY = "envoy.filters.http.ext_proc"
 ATTRIBUTE_PEER = "source.address"
 #: Envoy's ``node.id``: the owner in the metadata; equals ``identifier.node.id`` of its access-log streams.
 ATTRIBUTE_NODE = "xds.node.id"
+#: When the request's first byte came, to the microsecond: the ``start_time`` of its access-log entries, so that a
+#: request id that a client sends with everything still names one exchange.
+ATTRIBUTE_TIME = "request.time"
 
 # ---- access log ------------------------------------------------------------------------------------------
 

@@ -44,7 +44,6 @@ UNDECIDED = Reply(
 )
 #: By status, for everything else that Envoy answers by itself.
 REPLIES: tuple[Reply, ...] = (
-    Reply(404, "reject", "not_found", "not_found_error", "The gateway has no such path."),
     Reply(408, "reject", "request_timeout", "timeout_error", "The request was not received in time."),
     Reply(413, "reject", "body_too_large", "request_too_large", "The request body is larger than the gateway accepts."),
     Reply(

@@ -62,6 +62,17 @@ CASES: Sequence[tuple[str, Answer, dict[str, float]]] = (
         ),
         CLAUDE,
     ),
+    (
+        "anthropic-stream-as-sent",
+        Answer(
+            body=(
+                'event: message_start\r\ndata: {"message": {"usage": {"input_tokens": 3, "output_tokens": 1}}}\r\n\r\n'
+                ': ping\r\n\r\nevent: message_delta\r\ndata: {"usage": {"output_tokens": 5}}\r\n\r\n'
+            ).encode(),
+            headers={"content-type": "text/event-stream; charset=utf-8"},
+        ),
+        {"input_tokens": 3.0, "output_tokens": 5.0},
+    ),
     ("llamacpp", whole({"tokens_predicted": 5, "tokens_evaluated": 11, "timings": {"cache_n": 8}}), FULL),
     ("llamacpp-chat", whole({"usage": {"prompt_tokens": 11, "completion_tokens": 5}, "timings": {"cache_n": 8}}), FULL),
     (

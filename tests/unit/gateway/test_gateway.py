@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,8 +36,9 @@ targets:
 LANES = "lanes: {a: {fallback: remote}}\naliases: {coder: {lane: a, targets: [primary, small]}}\n"
 
 
+@cache
 def bootstrap(more: str = "") -> dict[str, Any]:
-    """The bootstrap of the configuration above with some more of it."""
+    """The bootstrap of the configuration above with some more of it; read only."""
     return as_dict(build(load_text(TARGETS + LANES + more, where="test")))
 
 
