@@ -56,7 +56,8 @@ class LogRecord:
     """One entry, read. Ages are seconds before "now" of the host that reads; None where it did not happen.
 
     ``fields`` are our own metadata as written at the decision; ``usage`` what the engine reported
-    (input_tokens, output_tokens, cached_tokens), absent keys were not reported.
+    (input_tokens, output_tokens, cached_tokens), absent keys were not reported. ``began_us`` is the exchange's begin
+    on Envoy's wall clock.
     """
 
     kind: EntryKind
@@ -67,6 +68,7 @@ class LogRecord:
     usage: Mapping[str, int]
     how: Ended
     status: int | None
+    began_us: int
     began_age_s: float
     ended_age_s: float
     first_byte_age_s: float | None
@@ -102,6 +104,7 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
         usage={name: int(value) for name, value in usage.items() if isinstance(value, float) and 0 <= value < 2**53},
         how=_ended(entry, kind, status),
         status=status,
+        began_us=common.start_time.seconds * 1_000_000 + common.start_time.nanos // 1000,
         began_age_s=began_age_s,
         ended_age_s=max(0.0, began_age_s - duration_s),
         first_byte_age_s=None if first is None else max(0.0, began_age_s - first),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from extproc.candidates import Ask, Place, Planner
 from extproc.config.models import Config
@@ -20,6 +20,7 @@ from extproc.fleet import Fleet
 from extproc.learning import Learning
 from extproc.ledger.base import End, Ended, Ledger, ReserveRequest, ReserveResult
 from extproc.ledger.posture import LocalShare
+from extproc.metadata import exchange_id
 from extproc.policy.lanes import LaneTable, Route
 from extproc.types import Decision, Reason, RequestHead
 
@@ -67,7 +68,10 @@ class Admission:
 
     def begin(self, head: RequestHead, owner: str) -> Pending:
         """Start a request under a fresh random id that no client can choose."""
-        return Pending(Identity(secrets.token_hex(12), owner, head.request_id), head)
+        who = Identity(
+            secrets.token_hex(12), owner, head.request_id, exchange_id(head.request_id, head.began_us)
+        )
+        return Pending(who, head)
 
     async def decide(self, pending: Pending, body: bytes) -> Decision:
         """The decision for one complete request; never raises for anything a client can send."""
@@ -116,8 +120,9 @@ class Admission:
             return
         pending.touched_ledger = False
         who = pending.who
+        self._share.ended(who.rid)
         try:
-            await self._ledger.end([End(who.rid, who.owner, who.request_id, Ended.UNSENT, cool_s=0.0)])
+            await self._ledger.end([End(who.rid, who.owner, who.exchange_id, Ended.UNSENT, cool_s=0.0)])
         except LedgerDown:
             # The adapter keeps ends that fall into an outage and sends them on return.
             return
@@ -169,7 +174,7 @@ class Admission:
                 rid=pending.who.rid,
                 lane=what.route.lane_name,
                 owner=pending.who.owner,
-                request_id=pending.who.request_id,
+                request_id=pending.who.exchange_id,
                 klass=what.klass,
                 input_tokens=what.count(first.target).input_tokens,
                 expected_output_tokens=first.limits.expected_tokens if first.limits else 0,
@@ -220,6 +225,8 @@ class Admission:
         """The operator's posture for a ledger that does not answer."""
         shown = considered(what, places, None, refused_by=Reason.LEDGER_DOWN)
         posture = what.route.lane.when_down or self._config.ledger.when_down
+        # The call that got no answer is compensated by an end of its id, so what goes on now goes on under another.
+        pending.who = replace(pending.who, rid=secrets.token_hex(12))
         chosen: Place | None = None
         if self._config.mode == "shadow":
             chosen = usable[0]

@@ -16,7 +16,7 @@ from extproc.errors import LedgerDown
 from extproc.learning import Learning
 from extproc.ledger.base import COOLING_S, SILENCE_S, End, Ended, Ledger, ReplicaView, Reservation, Upsert
 from extproc.ledger.posture import LocalShare
-from extproc.metadata import reservation_from
+from extproc.metadata import exchange_id, reservation_from
 
 #: Records are sent to the ledger in batches gathered over this long.
 FLUSH_S = 0.02
@@ -191,11 +191,22 @@ class Completion:
         )
         self._wake.set()
 
+    def _undecided(self, record: LogRecord, owner: str) -> None:
+        """An exchange over without our metadata: Envoy never took our answer, so no engine saw the request.
+
+        The client left, or Envoy waited too long, while we decided. The stream that decided gives its reservation
+        back itself, unless its answer crossed the end on the way: that one is joined by the exchange it was made for.
+        """
+        exchange = exchange_id(record.request_id, record.began_us)
+        self._ends.append(End(None, owner, exchange, Ended.UNSENT, record.ended_age_s, began_age_s=record.began_age_s))
+        if record.how is Ended.CLIENT_ABORT and record.status is None:
+            # An Envoy that was not told to send `request.time` knows its exchanges by request id alone.
+            self._end(record, owner, replica=None)
+        self._wake.set()
+
     def _finish(self, record: LogRecord, owner: str) -> None:
         if record.rid is None:
-            # The client left while we decided: Envoy had no metadata yet, so the reservation is joined by request id.
-            if record.how is Ended.CLIENT_ABORT and record.status is None:
-                self._end(record, owner, replica=None)
+            self._undecided(record, owner)
             return
         if "pool" in record.fields:
             self._end(record, owner, replica=None)

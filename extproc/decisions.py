@@ -32,11 +32,15 @@ _REASON_OF_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks: our random id, the Envoy that carries the request, and the request id that Envoy knows it by."""
+    """Who asks: our random id, the Envoy that carries the request, and the request id that Envoy knows it by.
+
+    ``exchange_id`` names the one exchange, also where a client sends one request id with everything.
+    """
 
     rid: str
     owner: str
     request_id: str
+    exchange_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +267,7 @@ class Decisions:
             replica=chosen.replica,
             lane=what.route.lane_name,
             owner=who.owner,
-            request_id=who.request_id,
+            request_id=who.exchange_id,
             klass=what.klass,
             reserved_at_s=reserved_at_s,
             need=candidate.need,

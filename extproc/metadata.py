@@ -41,6 +41,11 @@ _NEED = {
 }
 
 
+def exchange_id(request_id: str, began_us: int) -> str:
+    """What joins an access-log entry without our metadata to its reservation: the request id and when it began."""
+    return f"{request_id}@{began_us}" if began_us else request_id
+
+
 def reservation_fields(reservation: Reservation, pool: str) -> dict[str, Value]:
     """The reservation as flat fields of the namespace ``kvgate``."""
     fields: dict[str, Value] = {name: getattr(reservation, attribute) for name, attribute in _TEXT.items()}

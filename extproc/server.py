@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import datetime
 from typing import Any, Protocol
 
 import grpc
@@ -21,7 +22,7 @@ from extproc.admission import Admission, Pending
 from extproc.completion import Completion
 from extproc.dialects import error_body
 from extproc.exchange import Action, Exchange
-from extproc.gateway.names import ATTRIBUTE_NODE, ATTRIBUTE_PEER, ATTRIBUTES_KEY
+from extproc.gateway.names import ATTRIBUTE_NODE, ATTRIBUTE_PEER, ATTRIBUTE_TIME, ATTRIBUTES_KEY, LOG_REQUEST
 from extproc.mutation import CONTINUES, go_on, refuse
 from extproc.policy.refusals import retry_after_seconds
 from extproc.types import Decision, RequestHead
@@ -153,8 +154,10 @@ class Service:
                 pending = self._admission.begin(exchange.head, owner)
                 started_ns = time.perf_counter_ns()
                 decision, answer = await self._answer(pending, exchange, action, stage)
-                await context.write(answer)
+                # From here on Envoy may have the answer, whatever becomes of this call (it can end long after, where
+                # this process was stopped in between): only the access log knows.
                 written = True
+                await context.write(answer)
                 if task is not None:
                     self._answered.add(task)
                 self._observe(decision, pending, time.perf_counter_ns() - started_ns, context)
@@ -172,19 +175,22 @@ class Service:
 
     async def access_log(self, messages: AsyncIterator[pb.StreamAccessLogsMessage], _context: Any) -> Any:
         """Entries of one Envoy worker and logger; the first message names the Envoy."""
-        owner: str | None = None
+        owner, heard = "", False
         try:
             async for message in messages:
-                if owner is None and message.HasField("identifier"):
+                if message.HasField("identifier"):
                     owner = message.identifier.node.id
-                    self._completion.attach(owner)
+                    # Silence on any other log proves nothing: only this one tells what is alive.
+                    heard = message.identifier.log_name == LOG_REQUEST
+                    if heard:
+                        self._completion.attach(owner)
                 now_s = time.time()
                 for entry in message.http_logs.log_entry:
                     record = read(entry, now_s)
                     if record is not None:
-                        self._completion.record(record, owner or "")
+                        self._completion.record(record, owner)
         finally:
-            if owner is not None:
+            if heard:
                 self._completion.detach(owner)
         return pb.StreamAccessLogsResponse()
 
@@ -289,6 +295,7 @@ def head_of(message: pb.ProcessingRequest) -> RequestHead:
         headers=headers,
         request_id=headers.get("x-request-id", ""),
         peer_address=_attribute(message, ATTRIBUTE_PEER).rpartition(":")[0].strip("[]"),
+        began_us=_microseconds(_attribute(message, ATTRIBUTE_TIME)),
     )
 
 
@@ -297,6 +304,14 @@ def _attribute(message: pb.ProcessingRequest, name: str) -> str:
         return ""
     fields = message.attributes[ATTRIBUTES_KEY].fields
     return str(fields[name].string_value) if name in fields else ""
+
+
+def _microseconds(timestamp: str) -> int:
+    """Whole microseconds since the epoch of an RFC 3339 time; 0 where it is none."""
+    try:
+        return round(datetime.fromisoformat(timestamp).timestamp() * 1e6)
+    except ValueError:
+        return 0
 
 
 async def start(

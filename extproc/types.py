@@ -40,7 +40,8 @@ class RequestHead:
     """The HTTP head of one exchange as Envoy shows it.
 
     ``path`` has no query string; ``headers`` are lower-case names without pseudo headers, one value each
-    (repeated headers joined by ", ").
+    (repeated headers joined by ", "). ``began_us`` is when its first byte came, on Envoy's wall clock, 0 where Envoy
+    does not say.
     """
 
     method: str
@@ -48,6 +49,7 @@ class RequestHead:
     headers: Mapping[str, str]
     request_id: str = ""
     peer_address: str = ""
+    began_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
