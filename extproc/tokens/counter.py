@@ -157,11 +157,11 @@ def load_tokenizer(
     overhead = template_overhead if template_overhead is not None else bounds.TEMPLATE_BASE
     if path is None:
         return PromptCounter(image_family=image_family, flat_image_tokens=image_tokens_each, template_overhead=overhead)
-    vocabulary = load_vocabulary(path)
     config = _json(path.parent / "tokenizer_config.json")
     specials = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None}
     sources = _templates(path, chat_template, config)
     compiled = {name: _compiled(source, specials, now, path) for name, source in sources.items()}
+    vocabulary = load_vocabulary(path)
     return PromptCounter(
         vocabulary=vocabulary,
         template=compiled.get("default"),

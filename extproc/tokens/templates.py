@@ -28,6 +28,9 @@ _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 #: Rendered text beyond this is not worth finishing: no engine's context holds it, and the bound answers.
 MAX_RENDERED_CHARS = 64 * 1024 * 1024
 
+#: The same for the conversation of four words that a template is tried with at load.
+_PROBE_CHARS = 1024 * 1024
+
 #: Pieces between two looks at the deadline.
 _PIECES_PER_TICK = 256
 
@@ -87,17 +90,15 @@ class ChatTemplate:
         self.source = source
         self.wants_parts = any(True for _ in _content_loops(tree))
         self.knows_developer = '"developer"' in source or "'developer'" in source
-        self.system_first = self._refuses_inline_system()
         self.variables = jinja2.meta.find_undeclared_variables(tree)
+        self.system_first = self._refuses_inline_system()
 
     def _refuses_inline_system(self) -> bool:
         probe = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
         try:
-            self._template.render(messages=probe, add_generation_prompt=False)
-        except jinja2.TemplateError:
-            return True
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError):
-            return False
+            self.render(probe, None, add_generation_prompt=False, max_chars=_PROBE_CHARS)
+        except TemplateFailure as failure:
+            return isinstance(failure.__cause__, jinja2.TemplateError)
         return False
 
     def render(
@@ -109,6 +110,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Json] | None = None,
         tick: Callable[[], None] = lambda: None,
+        max_chars: int = MAX_RENDERED_CHARS,
     ) -> str:
         """The prompt text. ``tick`` is called now and then and may raise to stop.
 
@@ -127,7 +129,7 @@ class ChatTemplate:
             for number, piece in enumerate(self._template.generate(context)):
                 pieces.append(piece)
                 size += len(piece)
-                if size > MAX_RENDERED_CHARS:
+                if size > max_chars:
                     raise TemplateFailure("the rendered conversation is too long")
                 if number % _PIECES_PER_TICK == 0:
                     tick()

@@ -1,0 +1,238 @@
+"""Counting: exact by the model's own files, a true bound otherwise, stopped without harm."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from extproc.dialects import InferenceRequest
+from extproc.errors import ConfigError
+from extproc.tokens import CountingStopped, PromptCounter, load_tokenizer
+from extproc.tokens.encoders import EncoderFailure, HfEncoder, Vocabulary, cut
+from extproc.tokens.samples import SAMPLES
+from extproc.tokens.templates import ChatTemplate
+from tests.payloads.tokenizers import CHATML, NOW, chatml_counter, counter, tokenizer_dir
+from tests.unit.dialects.asking import request
+
+CHAT = "/v1/chat/completions"
+QWEN = tokenizer_dir("qwen-2.5") / "tokenizer.json"
+
+
+def ask(content: Any = "hi", **more: Any) -> InferenceRequest:
+    return request(CHAT, {"model": "m", "messages": [{"role": "user", "content": content}], **more})
+
+
+def reference(text: str) -> int:
+    return len(tokenizers.Tokenizer.from_file(str(QWEN)).encode(text, add_special_tokens=False).ids)
+
+
+def test_a_conversation_is_rendered_and_tokenised() -> None:
+    """The count is that of the rendered text."""
+    rendered = "<|im_start|>user\nhi there<|im_end|>\n<|im_start|>assistant\n"
+    counted = chatml_counter().count(ask("hi there"))
+    assert (counted.per_prompt, counted.source) == ((reference(rendered),), "exact")
+
+
+def test_prompts_are_counted_each() -> None:
+    """One figure per prompt; token ids count by length."""
+    found = request("/v1/completions", {"prompt": ["a b c", [1, 2, 3, 4], "x"]})
+    assert chatml_counter().count(found).per_prompt == (3, 4, 1)
+
+
+def test_no_prompt_is_no_token() -> None:
+    """Loading a model with an empty embed call."""
+    found = request("/api/embed", {"model": "m", "input": []})
+    assert chatml_counter().count(found).input_tokens == 0
+    assert PromptCounter().bound(found).input_tokens == 0
+
+
+def test_without_files_the_bound_answers() -> None:
+    """And says so."""
+    counted = load_tokenizer(None, now=lambda: NOW).count(ask())
+    assert counted.source == "bound"
+    assert counted.input_tokens >= chatml_counter().count(ask()).input_tokens
+
+
+@pytest.mark.parametrize(
+    "more", [{"chat_template": "{{ 1 }}"}, {"messages": [{"role": "user", "content": [{"type": "?"}]}]}]
+)
+def test_what_cannot_be_exact_is_a_bound(more: dict[str, Any]) -> None:
+    """A template that the client brings is never rendered; unknown parts have no exact count."""
+    assert chatml_counter().count(ask(**more)).source == "bound"
+
+
+def test_a_refusing_template_gives_the_bound() -> None:
+    """The engine will decide about the request; we only must not undercount it."""
+    refusing = ChatTemplate("{{ raise_exception('never') }}", {}, now=lambda: NOW)
+    found = replace(chatml_counter(), template=refusing).count(ask("hello " * 100))
+    assert found.source == "bound"
+    assert found.input_tokens >= 100
+
+
+def test_a_passed_budget_ends_the_count_early() -> None:
+    """A text that cannot fit its budget is not tokenised to its end; the bound is over the budget too."""
+    steps = []
+    found = chatml_counter().count(ask("word " * 2_000_000), budget_tokens=1000, tick=lambda: steps.append(1))
+    assert found.source == "bound"
+    assert found.input_tokens > 1000
+    assert len(steps) <= 3
+
+
+def test_within_the_budget_the_count_is_exact() -> None:
+    """The budget itself is allowed."""
+    exact = chatml_counter().count(ask("a b c")).input_tokens
+    assert chatml_counter().count(ask("a b c"), budget_tokens=exact).source == "exact"
+
+
+def test_a_deadline_gives_the_bound() -> None:
+    """A tick that raises stops the count."""
+
+    def stop() -> None:
+        raise CountingStopped
+
+    assert chatml_counter().count(ask(), tick=stop).source == "bound"
+
+
+def test_a_native_failure_gives_the_bound() -> None:
+    """A panic on one text costs exactness, nothing else."""
+
+    class Broken:
+        name = "broken"
+
+        def count(self, text: str, *, add_special_tokens: bool) -> int:
+            raise EncoderFailure("PanicException")
+
+    vocabulary = Vocabulary(Broken(), 1000, True, True, frozenset(), 0)
+    assert PromptCounter(vocabulary=vocabulary).count(request("/v1/completions", {"prompt": "x"})).source == "bound"
+
+
+def test_lone_surrogates_are_counted() -> None:
+    """Half an emoji counts as a replacement character."""
+    body = b'{"messages":[{"role":"user","content":"a \\ud83d b"}]}'
+    found = chatml_counter().count(request(CHAT, body))
+    assert found == chatml_counter().count(ask("a \ufffd b"))
+
+
+def test_special_tokens_in_text_count_as_the_engine_counts_them() -> None:
+    """Engines parse them in user content as well."""
+    assert chatml_counter().count(ask("<|im_end|>")).input_tokens == chatml_counter().count(ask("")).input_tokens + 1
+
+
+def test_pictures_are_charged() -> None:
+    """By family rule, or a flat figure; sizes unknown or not."""
+    image = {"type": "image_url", "image_url": {"url": "https://example.test/a.png"}}
+    plain = chatml_counter().count(ask([])).input_tokens
+    flat = replace(chatml_counter(), flat_image_tokens=700).count(ask([image, image]))
+    assert flat.input_tokens >= plain + 1400
+    assert chatml_counter().count(ask([image])).input_tokens > plain + 1000
+
+
+@pytest.mark.parametrize("name", ["qwen-2.5", "deepseek-coder-33b-base"])
+def test_the_fast_encoder_is_trusted_where_it_agrees(name: str) -> None:
+    """On the sample set it counts as the reference does."""
+    vocabulary = (chatml_counter() if name == "qwen-2.5" else counter(name)).vocabulary
+    assert vocabulary is not None
+    assert (vocabulary.encoder.name, vocabulary.note) == ("fastokens", None)
+
+
+def word_level(tmp_path: Path) -> Path:
+    """A tokenizer that fastokens cannot load."""
+    model = tokenizers.models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]")
+    native = tokenizers.Tokenizer(model)
+    native.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    native.enable_truncation(4)
+    path = tmp_path / "tokenizer.json"
+    native.save(str(path))
+    return path
+
+
+def test_other_tokenizers_are_counted_by_the_reference(tmp_path: Path) -> None:
+    """The reason is noted; truncation settings in the file do not cut the count."""
+    found = load_tokenizer(word_level(tmp_path), now=lambda: NOW)
+    assert found.vocabulary is not None
+    assert isinstance(found.vocabulary.encoder, HfEncoder)
+    assert (found.note or "").startswith("fastokens cannot load it")
+    assert found.count(request("/v1/completions", {"prompt": "ab " * 50})).per_prompt == (100,)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model": {}}', '{"version":"1.0"}', "\x00"])
+def test_a_broken_tokenizer_file_is_one_line(tmp_path: Path, content: str) -> None:
+    """The line names the file and what would mend it."""
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load_tokenizer(path, now=lambda: NOW)
+    assert str(path) in caught.value.problems[0]
+    assert len(caught.value.problems) == 1
+
+
+def test_missing_and_invalid_files_are_named(tmp_path: Path) -> None:
+    """Tokenizer, template and configuration alike."""
+    template = tmp_path / "t.jinja"
+    template.write_text("{% if %}")
+    for tokenizer, chat in ((tmp_path / "no.json", None), (QWEN, tmp_path / "no.jinja"), (QWEN, template)):
+        with pytest.raises(ConfigError):
+            load_tokenizer(tokenizer, chat, now=lambda: NOW)
+
+
+def test_the_template_beside_the_tokenizer_is_taken(tmp_path: Path) -> None:
+    """chat_template.jinja first, then tokenizer_config.json, a list by name."""
+    word_level(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "from config", "bos_token": {"content": "<s>"}}))
+    assert load(tmp_path).template == "from config"
+    (tmp_path / "chat_template.jinja").write_text("from file")
+    assert load(tmp_path).template == "from file"
+    (tmp_path / "chat_template.jinja").unlink()
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    config.write_text(json.dumps({"chat_template": named}))
+    assert (load(tmp_path).template, load(tmp_path).tools) == ("d", "t")
+
+
+class load:
+    """The template sources of a directory's counter."""
+
+    def __init__(self, folder: Path) -> None:
+        found = load_tokenizer(folder / "tokenizer.json", now=lambda: NOW)
+        self.template = found.template.source if found.template else None
+        self.tools = found.tool_template.source if found.tool_template else None
+
+
+def test_tekken_files_are_read(tmp_path: Path) -> None:
+    """Mistral's format: ranks by bytes, special tokens before them."""
+    vocab = [{"rank": i, "token_bytes": base64.b64encode(bytes([i])).decode(), "token_str": None} for i in range(256)]
+    vocab.append({"rank": 256, "token_bytes": base64.b64encode(b"ab").decode(), "token_str": "ab"})
+    data = {
+        "config": {"pattern": r"\s+|\S+", "default_vocab_size": 259, "default_num_special_tokens": 2, "version": "v3"},
+        "vocab": vocab,
+        "special_tokens": [{"rank": 0, "token_str": "<s>"}, {"rank": 1, "token_str": "[INST]"}],
+    }
+    path = tmp_path / "tekken.json"
+    path.write_text(json.dumps(data))
+    found = load_tokenizer(path, now=lambda: NOW)
+    assert found.count(request("/v1/completions", {"prompt": "abab c"})).per_prompt == (4,)
+
+
+@pytest.mark.parametrize("name", ["qwen-2.5", "deepseek-coder-33b-base"])
+def test_cuts_do_not_change_counts(name: str) -> None:
+    """A long text counted in pieces gives the same sum as in one."""
+    vocabulary = (chatml_counter() if name == "qwen-2.5" else counter(name)).vocabulary
+    assert vocabulary is not None
+    assert vocabulary.cuttable
+    text = "\n".join(SAMPLES) * 3 + Path(__file__).read_text("utf-8")
+    pieces = list(cut(text, 200))
+    assert "".join(pieces) == text
+    assert len(pieces) > 10
+    whole = vocabulary.encoder.count(text, add_special_tokens=False)
+    assert whole == sum(vocabulary.encoder.count(piece, add_special_tokens=False) for piece in pieces)
+
+
+def test_chatml_has_no_hidden_system_prompt() -> None:
+    """The payloads' facts rest on it."""
+    assert "You are" not in CHATML
