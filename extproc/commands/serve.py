@@ -6,19 +6,24 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import uvloop
 
 from extproc.config import load
+from extproc.errors import ConfigError
 from extproc.runtime import serve
 from extproc.telemetry.logs import configure as configure_logs
 
 HELP = "run the ext_proc and access-log service"
 #: A worker that dies is started again, at most this often per second and worker.
 RESTART_EVERY_S = 1.0
+#: A living server accepts at once.
+PROBE_S = 1.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,18 +47,29 @@ def run(args: argparse.Namespace) -> int:
     if workers > 1:
         return _supervise(args.config, listen, admin, workers)
     configure_logs()
-    path = listen.removeprefix("unix:")
     if listen.startswith("unix:"):
-        # A socket left by a killed process would be stolen silently by the next one; nobody can listen on it any more.
-        if os.path.exists(path):
-            os.unlink(path)
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        _make_way(Path(listen.removeprefix("unix:")))
 
     def ready(bound: str) -> None:
         print(json.dumps({"ready": bound, "pid": os.getpid()}), flush=True)
 
     uvloop.run(serve(config, where=args.config, listen=listen, admin=admin, ready=ready))
     return 0
+
+
+def _make_way(path: Path) -> None:
+    """Remove a socket that a killed process left; refuse one that somebody still serves, for it would be stolen silently."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise ConfigError([f"{path}: cannot be used as a socket ({error.strerror}); name another path"]) from error
+    raise ConfigError([f"{path}: another process serves this socket; stop it or name another path"])
 
 
 def _supervise(config: str, listen: str, admin: str, workers: int) -> int:
