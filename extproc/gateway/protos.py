@@ -40,6 +40,7 @@ with warnings.catch_warnings():
     from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation import v3 as early_mutation
     from envoy_data_plane.envoy.extensions.http.injected_credentials.generic import v3 as generic_credential
     from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections import v3 as downstream_connections
+    from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as previous_hosts
     from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
     from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstream_http
     from envoy_data_plane.envoy.type import v3 as envoy_type
@@ -112,6 +113,7 @@ __all__ = [
     "matcher",
     "mutation_rules",
     "overload",
+    "previous_hosts",
     "route",
     "router",
     "set_filter_state",

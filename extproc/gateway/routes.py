@@ -18,6 +18,7 @@ from extproc.gateway.protos import (
     PriorityGroupClusterSpecifier,
     core,
     matcher,
+    previous_hosts,
     route,
 )
 from extproc.gateway.replies import JSON, MODELS_PREFIX, NO_SUCH_MODEL, UNDECIDED, decision_headers
@@ -32,6 +33,9 @@ RETRY_ON = "connect-failure,refused-stream,reset,retriable-status-codes"
 
 #: Characters that clients leave as they are in a path (RFC 3986: pchar and "/").
 PLAIN_IN_PATH = "/:@!$&'()*+,;=~"
+
+#: Other replicas an undecided request is tried on, and draws to find one that was not tried yet.
+OPEN_RETRIES, OPEN_HOST_DRAWS = 2, 5
 
 EXT_PROC_FILTER = "envoy.filters.http.ext_proc"
 JSON_FILTER = f"envoy.filters.http.{usage.JSON_FILTER}"
@@ -130,6 +134,18 @@ def _undecided(config: Config, match: route.RouteMatch, per_filter: dict[str, An
         return make(direct_response=route.DirectResponseAction(status=UNDECIDED.status))
     action = _action(config)
     action.cluster = names.CLUSTER_OPEN
+    # One dead replica must not cost undecided requests; nobody chose theirs.
+    action.retry_policy = route.RetryPolicy(
+        retry_on="connect-failure,refused-stream",
+        num_retries=OPEN_RETRIES,
+        retry_host_predicate=[
+            route.RetryPolicyRetryHostPredicate(
+                name="envoy.retry_host_predicates.previous_hosts",
+                typed_config=typed(previous_hosts.PreviousHostsPredicate()),
+            )
+        ],
+        host_selection_retry_max_attempts=OPEN_HOST_DRAWS,
+    )
     return make(
         route=action, response_headers_to_add=[header("x-kvgate-decision", "bypass", APPEND_ACTION.ADD_IF_ABSENT)]
     )

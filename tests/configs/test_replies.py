@@ -188,9 +188,9 @@ def open_gateway(shared_open_gateway: Gateway) -> Gateway:
 
 
 def test_open_posture_serves_what_is_undecided(open_gateway: Gateway) -> None:
-    """Without a decision the named target serves, with its own credentials, and the answer says bypass."""
-    reply = open_gateway.ask(headers={"authorization": "Bearer client"})
-    assert (reply.status, kvgate_headers(reply)) == (200, {"decision": "bypass"})
+    """Without a decision any living replica of the target serves, with its own credentials; the answer says bypass."""
+    replies = [open_gateway.ask(headers={"authorization": "Bearer client"}) for _ in range(6)]
+    assert {(reply.status, kvgate_headers(reply)["decision"]) for reply in replies} == {(200, "bypass")}
     served = [name for name in open_gateway.served_by() if name in ("a", "b")]
     assert open_gateway.seen(served[0])[0].headers["authorization"] == f"Bearer {support.LOCAL_KEY}"
 

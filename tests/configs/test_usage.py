@@ -66,9 +66,9 @@ CASES: Sequence[tuple[str, Answer, dict[str, float]]] = (
         "anthropic-stream-as-sent",
         Answer(
             body=(
-                'event: message_start\r\ndata: {"message": {"usage": {"input_tokens": 3, "output_tokens": 1}}}\r\n\r\n'
-                ': ping\r\n\r\nevent: message_delta\r\ndata: {"usage": {"output_tokens": 5}}\r\n\r\n'
-            ).encode(),
+                b'event: message_start\r\ndata: {"message": {"usage": {"input_tokens": 3, "output_tokens": 1}}}\r\n\r\n'
+                b': ping\r\n\r\nevent: message_delta\r\ndata: {"usage": {"output_tokens": 5}}\r\n\r\n'
+            ),
             headers={"content-type": "text/event-stream; charset=utf-8"},
         ),
         {"input_tokens": 3.0, "output_tokens": 5.0},
