@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from extproc.errors import GeometryError
 from extproc.memory.geometry import Geometry, LayerGroup, LayerKind, ParamCounts, StateShape, check_geometry, grouped
 from extproc.memory.gguf_header import Tensor
+from extproc.memory.hf_fields import MOST_LAYERS, whole
 
 #: Full layer at the end of every N, where the file gives a window but no pattern. Architectures that are not here and
 #: give a window without a pattern are not windowed by llama.cpp (phi3, llama, starcoder2).
@@ -21,6 +22,10 @@ _SWA_EVERY: Mapping[str, int] = {
 _CHUNK = 8192
 #: Architectures whose recurrent layers come by interval, and the default interval.
 _INTERVAL: Mapping[str, int] = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen3_5": 4}
+
+
+#: Larger figures are damage, not models.
+_LARGEST = 1 << 48
 
 
 class _Meta:
@@ -41,16 +46,20 @@ class _Meta:
             if default is None:
                 raise self.fault(key, "is missing from the GGUF metadata")
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        number = whole(value)
+        if number is None or not 0 <= number <= _LARGEST:
             raise self.fault(key, f"is {value!r}; expected a whole number")
-        return int(value)
+        return number
 
     def per_layer(self, key: str, layers: int, default: int | None = None) -> list[int]:
         value = self.raw(key)
         if isinstance(value, Sequence) and not isinstance(value, str):
             if len(value) < layers:
                 raise self.fault(key, f"has {len(value)} entries for {layers} layers")
-            return [int(v) for v in value[:layers]]
+            numbers = [whole(v) for v in value[:layers]]
+            if any(n is None or n < 0 for n in numbers):
+                raise self.fault(key, "holds something other than whole numbers")
+            return [n for n in numbers if n is not None]
         return [self.integer(key, default)] * layers
 
 
@@ -66,6 +75,8 @@ def geometry_from_gguf(
         raise GeometryError(f"{where}: field 'general.architecture' is missing from the GGUF metadata")
     meta = _Meta(fields, arch, where)
     blocks = meta.integer("block_count")
+    if blocks > MOST_LAYERS:
+        raise meta.fault("block_count", f"is {blocks}; no model has more than {MOST_LAYERS} layers")
     mtp = meta.integer("nextn_predict_layers", 0)
     layers = blocks - mtp
     kv_heads = meta.per_layer("attention.head_count_kv", layers, _first(meta, "attention.head_count"))
@@ -113,10 +124,10 @@ def _length(fields: Mapping[str, object]) -> int:
 
 
 def _first(meta: _Meta, key: str) -> int | None:
+    """The figure, or the largest of a list of figures, one per layer."""
     value = meta.raw(key)
-    if isinstance(value, list):
-        return max((int(v) for v in value), default=None)
-    return int(value) if isinstance(value, (int, float)) else None
+    numbers = [whole(v) for v in (value if isinstance(value, list) else [value])]
+    return max((n for n in numbers if n is not None and 0 <= n <= _LARGEST), default=None)
 
 
 def _windows(meta: _Meta, arch: str, layers: int) -> list[tuple[LayerKind, int]]:
@@ -132,7 +143,7 @@ def _windows(meta: _Meta, arch: str, layers: int) -> list[tuple[LayerKind, int]]
         if len(pattern) < layers:
             raise meta.fault("attention.sliding_window_pattern", f"has {len(pattern)} entries for {layers} layers")
         return [slide if p else keep for p in pattern[:layers]]
-    every = int(pattern) if isinstance(pattern, int) and not isinstance(pattern, bool) else _SWA_EVERY.get(arch, 1)
+    every = whole(pattern) or _SWA_EVERY.get(arch, 1)
     return [keep if (i + 1) % every == 0 else slide for i in range(layers)]
 
 

@@ -188,11 +188,15 @@ def _heads_and_dims(fields: Fields, kind: str, index: int) -> tuple[int, int, in
 def _kv_heads(fields: Fields, index: int) -> int:
     heads = fields.raw("num_key_value_heads")
     if isinstance(heads, list):
-        if index >= len(heads) or not isinstance(heads[index], int):
+        counts = fields.integers("num_key_value_heads")
+        if index >= len(counts):
             raise fields.fault("num_key_value_heads", f"has no figure for layer {index}")
-        return int(heads[index])
+        return counts[index]
     if fields.has("block_configs"):
-        per_group = heads_in_group(fields.items("block_configs")[index])
+        blocks = fields.items("block_configs")
+        per_group = heads_in_group(blocks[index]) if index < len(blocks) else 0
+        if not per_group:
+            raise fields.fault(f"block_configs[{index}]", "has no attention.n_heads_in_group, but the layer attends")
         return fields.integer("num_attention_heads", minimum=1) // per_group
     if fields.raw("multi_query_attention") is True:
         return fields.integer("multi_query_group_num", minimum=1)

@@ -66,6 +66,21 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, object]] = {
 }
 
 
+#: Larger figures are damage, not models.
+_LARGEST = 1 << 48
+#: More layers than any model has; a file that claims more is damaged.
+MOST_LAYERS = 4096
+
+
+def whole(value: object) -> int | None:
+    """The whole number of a JSON number, None for anything else (booleans, fractions, NaN, text)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if isinstance(value, float) and not value.is_integer():
+        return None
+    return int(value)
+
+
 class Fields:
     """A configuration mapping that answers in the types asked for and blames by file and field."""
 
@@ -102,9 +117,18 @@ class Fields:
             if default is None:
                 raise self.fault(field, "is missing; add it or name the model by a catalogue row")
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < minimum:
+        number = whole(value)
+        if number is None or not minimum <= number <= _LARGEST:
             raise self.fault(field, f"is {value!r}; expected a whole number of at least {minimum}")
-        return int(value)
+        return number
+
+    def integers(self, field: str) -> list[int]:
+        """A list of whole numbers that are not negative."""
+        numbers = [whole(v) for v in self.items(field)]
+        bad = next((i for i, n in enumerate(numbers) if n is None or not 0 <= n <= _LARGEST), None)
+        if bad is not None:
+            raise self.fault(f"{field}[{bad}]", f"is {self.items(field)[bad]!r}; expected a whole number")
+        return [n for n in numbers if n is not None]
 
     def text(self, field: str, default: str = "") -> str:
         """A string, or the default."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from extproc.memory.hf_fields import Fields
+from extproc.memory.hf_fields import MOST_LAYERS, Fields
 
 #: Spellings of per-layer kinds in layer_types, layers_block_type and the like.
 _KIND_NAMES: Mapping[str, str] = {
@@ -57,7 +57,10 @@ def layer_count(fields: Fields) -> int:
         value = fields.raw(listed)
         if not fields.has("num_hidden_layers") and isinstance(value, (list, str)) and value:
             return len(value)
-    return fields.integer("num_hidden_layers", minimum=1)
+    count = fields.integer("num_hidden_layers", minimum=1)
+    if count > MOST_LAYERS:
+        raise fields.fault("num_hidden_layers", f"is {count}; no model has more than {MOST_LAYERS}")
+    return count
 
 
 def layer_kinds(fields: Fields, count: int) -> list[str]:
@@ -94,7 +97,7 @@ def _override_pattern(fields: Fields, count: int) -> list[str]:
 
 def _kda(fields: Fields, count: int) -> list[str]:
     # Kimi-Linear counts layers from 1.
-    full = {int(str(i)) for i in fields.mapping("linear_attn_config").items("full_attn_layers")}
+    full = set(fields.mapping("linear_attn_config").integers("full_attn_layers"))
     return ["full" if i + 1 in full else "state" for i in range(count)]
 
 
@@ -139,23 +142,23 @@ def heads_in_group(block: object) -> int:
     """``attention.n_heads_in_group`` of one DeciLM block; 0 where the block has no attention."""
     attention = block.get("attention") if isinstance(block, Mapping) else None
     value = attention.get("n_heads_in_group") if isinstance(attention, Mapping) else None
-    return int(value) if isinstance(value, int) else 0
+    return int(value) if isinstance(value, int) and value > 0 else 0
 
 
 def _cross(fields: Fields, count: int) -> list[str]:
-    cross = {int(str(i)) for i in fields.items("cross_attention_layers")}
+    cross = set(fields.integers("cross_attention_layers"))
     return ["cross" if i in cross else "full" for i in range(count)]
 
 
 def _attention_types(fields: Fields, count: int) -> list[str]:
-    flags = fields.items("attn_type_list")
+    flags = fields.integers("attn_type_list")
     if len(flags) != count:
         raise fields.fault("attn_type_list", f"has {len(flags)} entries for {count} layers")
     return ["full" if f else "state" for f in flags]
 
 
 def _indices(fields: Fields, count: int) -> list[str]:
-    full = {int(str(i)) for i in fields.items("attn_layer_indices")}
+    full = set(fields.integers("attn_layer_indices"))
     return ["full" if i in full else "state" for i in range(count)]
 
 

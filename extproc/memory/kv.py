@@ -65,6 +65,10 @@ class KvModel:
     rules: EngineRules | None = field(default=None, repr=False)
     flags: Flags = field(default=DEFAULT_FLAGS, repr=False)
     plain: bool = True
+    #: For each pool its groups as (count, block tokens, cap in blocks, fixed blocks): the request path reads tuples.
+    steps: tuple[tuple[tuple[int, int, int, int], ...], ...] = ()
+    #: Whether all shards pay the same for a block of every pool and for a state.
+    even: bool = False
 
     @classmethod
     def tokens_only(cls, block_tokens: int, name: str = "", engine: str = "", shards: int = 1) -> KvModel:
@@ -102,8 +106,13 @@ class KvModel:
         return sum(g.charged(tokens) for g in self.pools[0].groups)
 
     def sequence_bytes(self, tokens: int) -> tuple[int, ...]:
-        """Bytes of one sequence of ``tokens`` tokens on each shard, states included."""
-        return project(self, (tokens,), 0, 1).bytes_per_shard
+        """Bytes of one sequence that holds ``tokens`` tokens on each shard, states included."""
+        used = [sum(g.used(tokens) for g in p.groups) for p in self.pools]
+        beside = (0,) * self.shards if self.state_in_pool else self.state_shard_bytes
+        return tuple(
+            sum(u * p.shard_block_bytes[s] for u, p in zip(used, self.pools, strict=True)) + beside[s]
+            for s in range(self.shards)
+        )
 
     def pool_blocks(self, available_bytes_per_shard: int | Sequence[int]) -> int:
         """Blocks of the main pool that fit into that memory: the minimum over the shards.
@@ -178,7 +187,7 @@ def build_kv_model(
         block_tokens=made.block_tokens, bytes_per_block=main.block_bytes, bytes_per_token=sum(per_token),
         bytes_per_token_per_shard=per_token, state_bytes_per_sequence=sum(state), state_in_pool=rules.state_in_pool,
         overflow=rules.overflow, lookahead_tokens=flags.lookahead_tokens, shares_prompt=rules.shares_prompt and flags.prefix_caching,
-        pools=made.pools, state_shard_bytes=state, geometry=geometry, rules=rules, flags=flags, plain=_is_plain(made),
+        pools=made.pools, state_shard_bytes=state, geometry=geometry, rules=rules, flags=flags, plain=_is_plain(made), steps=_steps(made), even=_is_even(made, state),
     )  # fmt: skip
 
 
@@ -211,6 +220,17 @@ def _state_shards(shape: Shape, made: Layout) -> tuple[int, ...]:
         return made.state_shard_bytes
     blocks = sum(g.count * g.fixed_blocks for g in made.pools[0].groups if g.kind is LayerKind.STATE)
     return tuple(blocks * b for b in made.pools[0].shard_block_bytes)
+
+
+def _steps(made: Layout) -> tuple[tuple[tuple[int, int, int, int], ...], ...]:
+    return tuple(
+        tuple((g.count, g.block_tokens, g.cap_blocks or MAX_BLOCKS, g.fixed_blocks) for g in p.groups)
+        for p in made.pools
+    )
+
+
+def _is_even(made: Layout, state: tuple[int, ...]) -> bool:
+    return len(set(state)) == 1 and all(len(set(p.shard_block_bytes)) == 1 for p in made.pools)
 
 
 def _is_plain(made: Layout) -> bool:
@@ -249,36 +269,51 @@ def project(
 
 
 def _project_pools(kv: KvModel, prompts: Sequence[int], new_tokens: int, sequences: int) -> Projection:
-    extra = sequences - len(prompts)
+    count = len(prompts)
+    extra = sequences - count
+    shares = kv.shares_prompt
     used, inputs = [], []
-    for pool in kv.pools:
+    for steps in kv.steps:
         pool_total = pool_input = 0
-        for g in pool.groups:
-            cap = g.cap_blocks or MAX_BLOCKS
-            out = g.grown(new_tokens)
-            first = prompt_only = longest = 0
-            for tokens in prompts:
-                held = g.grown(tokens)
-                prompt_only += min(held, cap)
-                first += min(held + out, cap)
-                longest = max(longest, held)
-            # A sequence that shares its prompt owns a copy of the partial block and its output.
-            each = min((1 if kv.shares_prompt and g.block_tokens else longest) + out, cap)
-            pool_total += g.count * (first + extra * each + sequences * g.fixed_blocks)
-            pool_input += g.count * (prompt_only + len(prompts) * g.fixed_blocks)
-        used.append(min(pool_total, MAX_BLOCKS))
-        inputs.append(min(pool_input, MAX_BLOCKS))
-    beside = not kv.state_in_pool
-    per_shard = tuple(
+        for groups, block, cap, fixed in steps:
+            first = prompt_only = each = 0
+            if block:
+                out = -(-new_tokens // block)
+                longest = 1
+                for tokens in prompts:
+                    held = -(-tokens // block)
+                    prompt_only += held if held < cap else cap
+                    first += held + out if held + out < cap else cap
+                    if held > longest:
+                        longest = held
+                # A sequence that shares its prompt owns a copy of the partial block and its output.
+                each = min((1 if shares else longest) + out, cap)
+            pool_total += groups * (first + extra * each + sequences * fixed)
+            pool_input += groups * (prompt_only + count * fixed)
+        used.append(pool_total if pool_total < MAX_BLOCKS else MAX_BLOCKS)
+        inputs.append(pool_input if pool_input < MAX_BLOCKS else MAX_BLOCKS)
+    state = sequences * kv.state_bytes_per_sequence
+    beside = 0 if kv.state_in_pool else state
+    per_shard = _shard_bytes(kv, used, sequences, beside)
+    single = len(used) == 1
+    return Projection(
+        used[0] if single else min(_combined(used, kv.pools), MAX_BLOCKS),
+        inputs[0] if single else min(_combined(inputs, kv.pools), MAX_BLOCKS),
+        sum(per_shard) - beside,
+        per_shard,
+        state,
+    )
+
+
+def _shard_bytes(kv: KvModel, used: Sequence[int], sequences: int, beside: int) -> tuple[int, ...]:
+    """Bytes on each shard; one sum where all shards are alike."""
+    if kv.even:
+        total = sequences * kv.state_shard_bytes[0] if beside else 0
+        for units, pool in zip(used, kv.pools, strict=True):
+            total += units * pool.shard_block_bytes[0]
+        return (total,) * len(kv.state_shard_bytes)
+    return tuple(
         sum(u * p.shard_block_bytes[s] for u, p in zip(used, kv.pools, strict=True))
         + (sequences * kv.state_shard_bytes[s] if beside else 0)
         for s in range(kv.shards)
-    )
-    state = sequences * kv.state_bytes_per_sequence
-    return Projection(
-        kv_blocks=min(_combined(used, kv.pools), MAX_BLOCKS),
-        input_blocks=min(_combined(inputs, kv.pools), MAX_BLOCKS),
-        kv_bytes=sum(per_shard) - (state if beside else 0),
-        bytes_per_shard=per_shard,
-        state_bytes=state,
     )

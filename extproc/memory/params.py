@@ -64,16 +64,20 @@ def _attention_mixer(f: Fields, hidden: int, kind: str) -> int:
         query = hidden * q_rank + q_rank * heads * (nope + rope) if q_rank else hidden * heads * (nope + rope)
         return query + hidden * (rank + rope) + rank * heads * (nope + v_dim) + heads * v_dim * hidden
     dim = f.integer("head_dim", hidden // heads)
-    raw = f.raw("num_key_value_heads")
-    kv_heads = (
-        max(1, round(sum(raw) / len(raw))) if isinstance(raw, list) and raw else f.integer("num_key_value_heads", heads)
-    )
+    kv_heads = _mean_kv_heads(f, heads)
     if kind == "full" and f.has("global_head_dim"):
         dim = f.integer("global_head_dim")
         kv_heads = f.integer("num_global_key_value_heads", kv_heads)
     gate = 2 if f.raw("attn_output_gate") is True or f.model_type.startswith("qwen3_next") else 1
     bias = (heads + 2 * kv_heads) * dim if f.model_type.startswith("qwen2") else 0
     return hidden * dim * ((gate + 1) * heads + 2 * kv_heads) + bias
+
+
+def _mean_kv_heads(f: Fields, heads: int) -> int:
+    if not isinstance(f.raw("num_key_value_heads"), list):
+        return f.integer("num_key_value_heads", heads)
+    counts = f.integers("num_key_value_heads")
+    return max(1, round(sum(counts) / len(counts))) if counts else heads
 
 
 def _state_mixer(f: Fields, hidden: int) -> int:
@@ -108,7 +112,7 @@ def _feed_forward(f: Fields, index: int, kind: str, hidden: int) -> tuple[int, i
     matrices = 2 if f.model_type in _TWO_MATRIX_MLP else 3
     if f.has("hybrid_override_pattern"):
         # Nemotron-H: a layer is a mixer, a feed-forward or an expert block, never two of them.
-        letter = f.text("hybrid_override_pattern")[index]
+        letter = f.text("hybrid_override_pattern")[index : index + 1]
         if letter == "-":
             return matrices * hidden * f.integer("intermediate_size"), 0
         if letter != "E":
@@ -131,9 +135,11 @@ def _feed_forward(f: Fields, index: int, kind: str, hidden: int) -> tuple[int, i
 
 
 def _dense_width(f: Fields, index: int, hidden: int) -> int:
-    inter = f.raw("intermediate_size")
-    if isinstance(inter, list):
-        return int(inter[index])
+    if isinstance(f.raw("intermediate_size"), list):
+        widths = f.integers("intermediate_size")
+        if index >= len(widths):
+            raise f.fault("intermediate_size", f"has no figure for layer {index}")
+        return widths[index]
     return f.integer("intermediate_size_mlp", 0) or f.integer("intermediate_size", 4 * hidden)
 
 

@@ -101,11 +101,15 @@ def _pixtral(patch: int, longest: int) -> Callable[[int, int], int]:
     return tokens
 
 
+_INTERN_GRIDS = tuple(
+    sorted(((i, j) for i in range(1, 13) for j in range(1, 13) if i * j <= 12), key=lambda g: g[0] * g[1])
+)
+
+
 def _internvl(width: int, height: int) -> int:
     """256 per tile of 448 pixels, 1 to 12 tiles by aspect ratio, and a thumbnail where there are several; 2 markers."""
     best, best_diff, area = (1, 1), float("inf"), width * height
-    grids = sorted(((i, j) for i in range(1, 13) for j in range(1, 13) if i * j <= 12), key=lambda g: g[0] * g[1])
-    for i, j in grids:
+    for i, j in _INTERN_GRIDS:
         diff = abs(width / height - i / j)
         if diff < best_diff or (diff == best_diff and area > 0.5 * 448 * 448 * i * j):
             best, best_diff = (i, j), diff
@@ -122,10 +126,12 @@ def _gemma3(width: int, height: int) -> int:
     return (256 + 4) * (1 + crops)
 
 
+_LLAMA4_GRIDS = tuple((i * 336, j * 336) for i in range(1, 17) for j in range(1, 17) if i * j <= 16)
+
+
 def _llama4(width: int, height: int) -> int:
     """144 per 336-pixel tile, up to 16 tiles and an overview; separators and image marks counted."""
-    grids = tuple((i * 336, j * 336) for i in range(1, 17) for j in range(1, 17) if i * j <= 16)
-    grid_w, grid_h = _best_grid(width, height, grids)
+    grid_w, grid_h = _best_grid(width, height, _LLAMA4_GRIDS)
     tiles = (grid_w // 336) * (grid_h // 336)
     return 144 * (tiles + (1 if tiles > 1 else 0)) + tiles + 3
 

@@ -14,7 +14,7 @@ from extproc.memory import Flags, Geometry, LayerGroup, LayerKind, geometry_from
 from extproc.memory.engines import EngineRules, engine_rules
 from extproc.memory.flags import default_batched_tokens
 from extproc.memory.geometry import StateShape, spread
-from extproc.memory.hf import state_shape
+from extproc.memory.hf_state import state_shape
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from extproc.errors import GeometryError
-from extproc.memory import Flags, build_kv_model, capacity_drift, capacity_from_report, drift, engine_rules, load_geometry
+from extproc.memory import (
+    Flags,
+    build_kv_model,
+    capacity_drift,
+    capacity_from_report,
+    drift,
+    engine_rules,
+    load_geometry,
+)
 from extproc.memory.caches import GIB
 
 

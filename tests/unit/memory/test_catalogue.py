@@ -52,7 +52,9 @@ def test_parameters_agree_with_the_size_in_the_name(name: str) -> None:
     assert 0.8 * named < geometry.params.total / 1e9 < 1.35 * named
 
 
-@pytest.mark.parametrize("spelling", ["Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-coder-32b-instruct", "Qwen2.5-Coder-32B"])
+@pytest.mark.parametrize(
+    "spelling", ["Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-coder-32b-instruct", "Qwen2.5-Coder-32B"]
+)
 def test_models_are_found_by_any_usual_spelling(spelling: str) -> None:
     """Full name, last part, alias, in any case."""
     assert load_geometry(spelling).name == "Qwen/Qwen2.5-Coder-32B-Instruct"

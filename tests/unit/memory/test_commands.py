@@ -74,7 +74,9 @@ def test_estimate_of_a_model_directory(capsys: pytest.CaptureFixture[str], tmp_p
     assert (found["bytes_per_token"], found["weights_bytes"]) == (57344, 1500)
 
 
-def test_estimate_reads_the_index_where_the_files_are_elsewhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_estimate_reads_the_index_where_the_files_are_elsewhere(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """model.safetensors.index.json holds the total."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 15231233024}}))
@@ -92,7 +94,15 @@ def test_estimate_reads_a_separate_quantisation_file(capsys: pytest.CaptureFixtu
 def test_the_table_names_every_term(capsys: pytest.CaptureFixture[str]) -> None:
     """A person reads terms, a total, the cost of a token, and what to do next."""
     text = output(capsys, estimate_command, "Qwen2.5-7B", "--device", "24GiB")
-    for words in ("weights", "KV cache", "activations (peak)", "total", "A token costs 56.0 KiB", "It fits:", "kvgate plan"):
+    for words in (
+        "weights",
+        "KV cache",
+        "activations (peak)",
+        "total",
+        "A token costs 56.0 KiB",
+        "It fits:",
+        "kvgate plan",
+    ):
         assert words in text
 
 
@@ -107,7 +117,9 @@ def test_verbose_names_formula_and_source(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_card_that_is_too_small_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """The lack is named."""
-    assert "It does not fit: a 24.0 GiB card lacks" in output(capsys, estimate_command, "Qwen2.5-32B", "--device", "24GiB")
+    assert "It does not fit: a 24.0 GiB card lacks" in output(
+        capsys, estimate_command, "Qwen2.5-32B", "--device", "24GiB"
+    )
 
 
 def test_draft_lora_image_and_speculation_are_terms(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +133,9 @@ def test_draft_lora_image_and_speculation_are_terms(capsys: pytest.CaptureFixtur
 
 def test_llamacpp_rounds_slots_to_256(capsys: pytest.CaptureFixture[str]) -> None:
     """What is allocated at load, as llama.cpp pads it."""
-    found = answer(capsys, estimate_command, "Llama-3.1-8B", "--engine", "llamacpp", "--tokens", "1000", "--sequences", "2")
+    found = answer(
+        capsys, estimate_command, "Llama-3.1-8B", "--engine", "llamacpp", "--tokens", "1000", "--sequences", "2"
+    )
     assert found["kv_bytes"] == 2 * 1024 * 131072
 
 
@@ -170,7 +184,10 @@ def test_plan_answers_why_and_what_would(capsys: pytest.CaptureFixture[str]) -> 
     """A person reads the reason and a way out."""
     text = output(capsys, plan_command, "--device", "24GiB", "--model", "Qwen2.5-14B", "--quantization", "bf16")
     assert "Nothing of this fits." in text
-    assert "weights take 27.5 GiB of 22.1 GiB usable a device: 5.4 GiB missing. Would fit: weights in fp8, or 2 such devices." in text
+    assert (
+        "weights take 27.5 GiB of 22.1 GiB usable a device: 5.4 GiB missing. Would fit: weights in fp8, or 2 such devices."
+        in text
+    )
 
 
 def test_plan_without_models_shows_the_usual_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,12 +199,16 @@ def test_plan_without_models_shows_the_usual_ones(capsys: pytest.CaptureFixture[
 
 def test_plan_verbose_names_the_formulas(capsys: pytest.CaptureFixture[str]) -> None:
     """Where the figures come from."""
-    assert "determine_available_memory" in output(capsys, plan_command, "--device", "24GiB", "--model", "Qwen3-8B", "-v")
+    assert "determine_available_memory" in output(
+        capsys, plan_command, "--device", "24GiB", "--model", "Qwen3-8B", "-v"
+    )
 
 
 def test_reserves_and_mps_limits_shrink_the_card(capsys: pytest.CaptureFixture[str]) -> None:
     """What others hold is not planned."""
-    found = answer(capsys, plan_command, "--device", "80GiB", "--model", "Qwen3-8B", "--reserve", "2GiB", "--mps-limit", "40GiB")
+    found = answer(
+        capsys, plan_command, "--device", "80GiB", "--model", "Qwen3-8B", "--reserve", "2GiB", "--mps-limit", "40GiB"
+    )
     assert found["devices"][0]["usable_bytes"] == 40 * 2**30 - 2 * 2**30 - 256 * 2**20
 
 
@@ -196,7 +217,9 @@ def test_plan_of_a_configuration_on_a_card(capsys: pytest.CaptureFixture[str], t
     path = tmp_path / "kvgate.yaml"
     path.write_text(KVGATE)
     rows = answer(capsys, plan_command, "-c", str(path), "--device", "48GiB")["rows"]
-    assert [(r["weights_bytes"], r["context_tokens"], r["quantization"], r["fits"]) for r in rows] == [(19_300_000_000, 32768, "awq", True)]
+    assert [(r["weights_bytes"], r["context_tokens"], r["quantization"], r["fits"]) for r in rows] == [
+        (19_300_000_000, 32768, "awq", True)
+    ]
 
 
 def test_plan_of_a_given_fleet(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -206,7 +229,12 @@ def test_plan_of_a_given_fleet(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     state.write_text(json.dumps(STATE))
     found = answer(capsys, plan_command, "-c", str(config), "--state", str(state))
     row = found["rows"][0]
-    assert (row["replica"], row["model"], row["max_sequences"], row["binding_term"]) == ("gpu-a-0", "primary-32b", 2, "kv")
+    assert (row["replica"], row["model"], row["max_sequences"], row["binding_term"]) == (
+        "gpu-a-0",
+        "primary-32b",
+        2,
+        "kv",
+    )
     assert found["devices"] == [{"total_bytes": 85899345920, "usable_bytes": 6442450944 - 256 * 2**20}]
 
 

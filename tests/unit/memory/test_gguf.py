@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
-import numpy
+import numpy as np
 import pytest
 
 from extproc.errors import GeometryError
@@ -32,8 +32,10 @@ def write(path: Path, arch: str, fields: Mapping[str, object], order: gguf.GGUFE
         else:
             writer.add_uint32(name, int(str(value)))
     writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(5000)])
-    writer.add_tensor("token_embd.weight", numpy.zeros((16, 512), dtype=numpy.float16))
-    writer.add_tensor("blk.0.attn_q.weight", numpy.zeros((16, 34), dtype=numpy.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("token_embd.weight", np.zeros((16, 512), dtype=np.float16))
+    writer.add_tensor(
+        "blk.0.attn_q.weight", np.zeros((16, 34), dtype=np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0
+    )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -62,7 +64,12 @@ def test_tensor_types_agree_with_the_reference_table() -> None:
 def test_long_vocabularies_are_only_counted(tmp_path: Path) -> None:
     """The vocabulary's size is known though its tokens are not kept."""
     geometry = load_geometry(write(tmp_path / "m.gguf", "llama", LLAMA))
-    assert (geometry.vocab, geometry.groups[0].layers, geometry.groups[0].kv_heads, geometry.groups[0].k_dim) == (5000, 4, 2, 64)
+    assert (geometry.vocab, geometry.groups[0].layers, geometry.groups[0].kv_heads, geometry.groups[0].k_dim) == (
+        5000,
+        4,
+        2,
+        64,
+    )
 
 
 def test_weights_are_the_tensors_bytes(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ from collections.abc import Mapping
 import pytest
 
 from extproc.errors import GeometryError
-from extproc.memory import Flags, Geometry, KvModel, build_kv_model, engine_rules, geometry_from_config, kv_types, project
+from extproc.memory import (
+    Flags,
+    Geometry,
+    KvModel,
+    build_kv_model,
+    engine_rules,
+    geometry_from_config,
+    kv_types,
+    project,
+)
 from extproc.memory.rows import pipeline_stages
 
 LLAMA_8B = {
@@ -17,7 +26,13 @@ LLAMA_8B = {
 }  # fmt: skip
 DEEPSEEK = LLAMA_8B | {"model_type": "deepseek_v3", "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
                        "qk_nope_head_dim": 128, "v_head_dim": 128, "num_attention_heads": 128, "num_key_value_heads": 128}  # fmt: skip
-GPT_OSS = LLAMA_8B | {"model_type": "gpt_oss", "num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128}
+GPT_OSS = LLAMA_8B | {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "sliding_window": 128,
+}
 QWEN35 = LLAMA_8B | {"model_type": "qwen3_5_text", "num_hidden_layers": 64, "num_key_value_heads": 4, "head_dim": 256,
                      "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 48,
                      "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}  # fmt: skip
@@ -28,7 +43,9 @@ def geometry(config: Mapping[str, object]) -> Geometry:
     return geometry_from_config(config, where="test")
 
 
-def model(config: Mapping[str, object] = LLAMA_8B, engine: str = "vllm", version: str | None = None, **options: object) -> KvModel:
+def model(
+    config: Mapping[str, object] = LLAMA_8B, engine: str = "vllm", version: str | None = None, **options: object
+) -> KvModel:
     """A cost model with defaults."""
     return build_kv_model(geometry(config), engine_rules(engine, version), **options)  # type: ignore[arg-type]
 
@@ -71,7 +88,9 @@ def test_sparse_latent_pages_are_packed() -> None:
 # --- parallelism -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("tp", "each", "total"), [(1, 131072, 131072), (4, 32768, 131072), (8, 16384, 131072), (16, 16384, 262144)])
+@pytest.mark.parametrize(
+    ("tp", "each", "total"), [(1, 131072, 131072), (4, 32768, 131072), (8, 16384, 131072), (16, 16384, 262144)]
+)
 def test_heads_are_split_then_replicated(tp: int, each: int, total: int) -> None:
     """Beyond one KV head a device the cost a device stops falling and the cluster's grows."""
     kv = model(tp=tp)
@@ -96,7 +115,10 @@ def test_attention_data_parallelism_keeps_a_request_on_its_own_devices() -> None
     assert (kv.shards, kv.bytes_per_token) == (1, 131072)
 
 
-@pytest.mark.parametrize(("layers", "pp", "sizes"), [(32, 2, [16, 16]), (61, 4, [15, 15, 16, 15]), (62, 4, [15, 16, 16, 15]), (63, 4, [16, 16, 16, 15])])
+@pytest.mark.parametrize(
+    ("layers", "pp", "sizes"),
+    [(32, 2, [16, 16]), (61, 4, [15, 15, 16, 15]), (62, 4, [15, 16, 16, 15]), (63, 4, [16, 16, 16, 15])],
+)
 def test_pipeline_remainder_goes_before_the_last_stage(layers: int, pp: int, sizes: list[int]) -> None:
     """Extra layers are given from the second last stage backwards."""
     assert [len(stage) for stage in pipeline_stages(layers, pp)] == sizes
@@ -122,7 +144,10 @@ def test_impossible_layouts_are_refused(options: dict[str, int]) -> None:
 def test_delta_net_block_grows_until_the_state_fits() -> None:
     """Qwen3.5-27B: an attention block of 784 tokens in bf16, 1568 with fp8 KV, 3 state pages a sequence."""
     flags = Flags(mamba_mode="none")
-    assert (model(QWEN35, flags=flags).block_tokens, model(QWEN35, kv_dtype="fp8", flags=flags).block_tokens) == (784, 1568)
+    assert (model(QWEN35, flags=flags).block_tokens, model(QWEN35, kv_dtype="fp8", flags=flags).block_tokens) == (
+        784,
+        1568,
+    )
     assert [model(QWEN35, flags=flags).blocks(n) for n in (1, 784, 785)] == [4, 4, 5]
 
 
@@ -163,7 +188,10 @@ def test_smaller_pages_take_a_larger_block() -> None:
 
 def test_groups_of_nearly_equal_size_are_padded() -> None:
     """Counts within a quarter of each other make one padded group each, not many halves."""
-    config = GPT_OSS | {"num_hidden_layers": 11, "layer_types": ["sliding_attention", "full_attention"] * 5 + ["sliding_attention"]}
+    config = GPT_OSS | {
+        "num_hidden_layers": 11,
+        "layer_types": ["sliding_attention", "full_attention"] * 5 + ["sliding_attention"],
+    }
     assert {g.count for g in model(config).pools[0].groups} == {1}
 
 
@@ -211,7 +239,10 @@ def test_latent_caches_of_llamacpp_builds(mla: str, ratio: float) -> None:
 
 def test_engines_price_one_model_differently() -> None:
     """The engine is a parameter: one request, four answers."""
-    need = {e: sum(project(model(GPT_OSS, e), [5000], 1000, 1).bytes_per_shard) for e in ("vllm", "sglang", "llamacpp", "ik_llamacpp")}
+    need = {
+        e: sum(project(model(GPT_OSS, e), [5000], 1000, 1).bytes_per_shard)
+        for e in ("vllm", "sglang", "llamacpp", "ik_llamacpp")
+    }
     assert need["llamacpp"] < need["ik_llamacpp"]
     assert len(set(need.values())) == 4
 
@@ -219,7 +250,10 @@ def test_engines_price_one_model_differently() -> None:
 def test_versions_of_an_engine_differ() -> None:
     """Delta-net states were bf16 in vLLM 0.10 and are f32 since: the block nearly doubles."""
     flags = Flags(mamba_mode="none")
-    assert model(QWEN35, "vllm", "0.10.2", flags=flags).block_tokens < model(QWEN35, "vllm", "0.17", flags=flags).block_tokens
+    assert (
+        model(QWEN35, "vllm", "0.10.2", flags=flags).block_tokens
+        < model(QWEN35, "vllm", "0.17", flags=flags).block_tokens
+    )
 
 
 @pytest.mark.parametrize("name", ["llama.cpp", "TensorRT-LLM", "ik_llama.cpp", "VLLM"])
@@ -303,4 +337,6 @@ def test_shards_add_up() -> None:
 def test_figures_are_whole_numbers() -> None:
     """Nothing is a float: sums over a fleet stay exact."""
     p = project(model(GPT_OSS, "sglang"), [1000], 100, 1)
-    assert all(isinstance(v, int) and math.isfinite(v) for v in (p.kv_blocks, p.input_blocks, p.kv_bytes, *p.bytes_per_shard))
+    assert all(
+        isinstance(v, int) and math.isfinite(v) for v in (p.kv_blocks, p.input_blocks, p.kv_bytes, *p.bytes_per_shard)
+    )

@@ -15,7 +15,9 @@ from extproc.memory.sizes import parse_devices, parse_size
 from extproc.memory.weights import weight_format
 
 
-def request(model: str, form: str, context: int, card_gib: float = 24, count: int = 1, engine: str = "vllm") -> PlanRequest:
+def request(
+    model: str, form: str, context: int, card_gib: float = 24, count: int = 1, engine: str = "vllm"
+) -> PlanRequest:
     """A question about identical cards."""
     weights = weight_format(form)
     devices = (DeviceBudget(int(card_gib * GIB)),) * count
@@ -97,7 +99,10 @@ def test_llamacpp_allocates_slots_and_a_growing_buffer() -> None:
 @pytest.mark.parametrize("model", ["gpt-oss-20b", "Qwen3.5-35B-A3B", "DeepSeek-V2-Lite", "gemma-3-27b"])
 def test_more_memory_never_means_less(engine: str, model: str) -> None:
     """Sequences grow with the card, on every engine and kind of cache."""
-    rows = [plan_row(request(model, "q8_0" if engine in ("llamacpp", "ollama") else "fp8", 8192, card, 1, engine)) for card in (24, 48, 80, 141)]
+    rows = [
+        plan_row(request(model, "q8_0" if engine in ("llamacpp", "ollama") else "fp8", 8192, card, 1, engine))
+        for card in (24, 48, 80, 141)
+    ]
     counts = [r.max_sequences for r in rows]
     assert counts == sorted(counts)
     assert counts[-1] > 0
@@ -110,7 +115,9 @@ def test_more_memory_never_means_less(engine: str, model: str) -> None:
 def room(committed: int | None, capacity: int | None = 4096, slots: int | None = 256, sequences: int = 7) -> PlanRow:
     """A row of a replica with this pool."""
     kv = build_kv_model(load_geometry("Qwen2.5-Coder-32B"), engine_rules("vllm"))
-    return replica_row("primary", "awq", "vllm", 8192, kv, ReplicaRoom(capacity, committed, slots, sequences), 19_300_000_000)
+    return replica_row(
+        "primary", "awq", "vllm", 8192, kv, ReplicaRoom(capacity, committed, slots, sequences), 19_300_000_000
+    )
 
 
 def test_free_blocks_of_a_running_replica() -> None:

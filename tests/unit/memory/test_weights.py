@@ -99,7 +99,11 @@ def test_activation_peaks_agree_with_logs(model: str, sequences: int, batched: i
 
 def test_sequence_limit_follows_the_card() -> None:
     """1024 sequences on large cards except A100, 256 elsewhere."""
-    assert [default_max_sequences(80 * GIB), default_max_sequences(80 * GIB, "A100-80GB"), default_max_sequences(24 * GIB)] == [1024, 256, 256]
+    assert [
+        default_max_sequences(80 * GIB),
+        default_max_sequences(80 * GIB, "A100-80GB"),
+        default_max_sequences(24 * GIB),
+    ] == [1024, 256, 256]
 
 
 def test_terms_follow_the_engine() -> None:
@@ -133,8 +137,21 @@ def test_encoder_cache_grows_with_the_images() -> None:
 
 def test_device_terms_are_named_and_add_up() -> None:
     """Static floor, reserve, guard, fragmentation and MPS limit are terms of their own."""
-    budget = DeviceBudget(24 * GIB, guard_bytes=256 * MIB, static_bytes=GIB, dynamic_bytes=GIB, slack_fraction=0.1, mps_limit_bytes=20 * GIB)
-    assert [t.name for t in budget.terms()] == ["mps_limit", "static_floor", "dynamic_reserve", "guard", "fragmentation"]
+    budget = DeviceBudget(
+        24 * GIB,
+        guard_bytes=256 * MIB,
+        static_bytes=GIB,
+        dynamic_bytes=GIB,
+        slack_fraction=0.1,
+        mps_limit_bytes=20 * GIB,
+    )
+    assert [t.name for t in budget.terms()] == [
+        "mps_limit",
+        "static_floor",
+        "dynamic_reserve",
+        "guard",
+        "fragmentation",
+    ]
     assert budget.usable_bytes == 24 * GIB - sum(t.bytes for t in budget.terms())
     assert budget.usable_bytes == pytest.approx((20 - 2.25) * GIB * 0.9, abs=2)
 
@@ -145,7 +162,8 @@ def test_a_full_device_has_nothing_usable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "chunk", "fraction"), [(80 * GIB, 2048, 0.875), (24 * GIB, 8192, 1 - (512 + 1.5 * 8192 + 128 + 512) / 24576)]
+    ("total", "chunk", "fraction"),
+    [(80 * GIB, 2048, 0.875), (24 * GIB, 8192, 1 - (512 + 1.5 * 8192 + 128 + 512) / 24576)],
 )
 def test_sglang_keeps_ten_gib_on_large_cards(total: int, chunk: int, fraction: float) -> None:
     """mem_fraction_static by the default rule."""
