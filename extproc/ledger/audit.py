@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from extproc.ledger.base import AuditLine
-from extproc.ledger.book import COOLING, ORPHANED, Book, Record
+from extproc.ledger.book import ORPHANED, Book, Record
 
 
 def audit(book: Book) -> list[AuditLine]:
@@ -24,7 +24,6 @@ def audit(book: Book) -> list[AuditLine]:
         found[f"device {device} pending_bytes"] += size
     found["index reservations"] = len(live)
     found["index due"] = len(book.records)
-    found["index joins"] = sum(1 for r in live if r.state != COOLING)
     found["index tombstones"] = len(book.records) - len(live)
     stored = _stored(book)
     return [AuditLine(what, stored.get(what, 0), found.get(what, 0)) for what in sorted({*stored, *found})]
@@ -45,6 +44,7 @@ def _stored(book: Book) -> dict[str, float]:
         stored[f"device {device} pending_bytes"] = size
     stored["index reservations"] = sum(len(entries) for entries in book.index.values())
     stored["index due"] = len(book.due)
-    stored["index joins"] = sum(len(rids) for rids in book.joins.values())
+    if not stored["index reservations"]:
+        stored["index joins"] = len(book.joins)
     stored["index tombstones"] = sum(len(entries) for entries in book.ended.values())
     return stored

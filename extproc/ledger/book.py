@@ -78,7 +78,7 @@ class Book:
     pending: dict[tuple[str, str, int], None] = field(default_factory=dict)
     pending_bytes: dict[str, int] = field(default_factory=dict)
     index: dict[str, list[str]] = field(default_factory=dict)
-    joins: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    joins: dict[tuple[str, str], str] = field(default_factory=dict)
     ended: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     orphans: dict[str, list[str]] = field(default_factory=dict)
     alive: dict[str, int] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class Book:
         self.records[rid] = r
         self.place(rid, r)
         self.set_due(rid, r.lease_us)
-        self.joins.setdefault((r.reservation.owner, r.reservation.request_id), []).append(rid)
+        self.joins[r.reservation.owner, r.reservation.request_id] = rid
         for device, size in vram_of(r.reservation):
             if (device, rid, size) not in self.pending:
                 self.pending[device, rid, size] = None
@@ -174,14 +174,9 @@ class Book:
             if self.pending_bytes[device] <= 0:
                 del self.pending_bytes[device]
 
-    def unjoin(self, rid: str, r: Record) -> None:
-        """An ended reservation is not found by request id any more."""
-        where = (r.reservation.owner, r.reservation.request_id)
-        rids = self.joins.get(where, [])
-        if rid in rids:
-            rids.remove(rid)
-            if not rids:
-                del self.joins[where]
+    def unjoin(self, r: Record) -> None:
+        """An ended reservation is not found by request id any more (nor another that shared the id)."""
+        self.joins.pop((r.reservation.owner, r.reservation.request_id), None)
 
     def unorphan(self, rid: str, r: Record) -> None:
         """A record leaves the state ``orphaned``."""
@@ -199,7 +194,8 @@ class Book:
         """The record leaves the sums; only its tombstone stays."""
         self.add_stock(r, -1)
         self.unplace(rid, r)
-        self.unjoin(rid, r)
+        if r.state != COOLING:
+            self.unjoin(r)
         self.unorphan(rid, r)
         res = r.reservation
         need = res.need
@@ -244,6 +240,13 @@ class Book:
             self.settle_vram(device, rid, size)
         del self.records[rid], self.due[rid]
         self.ended[t.replica].remove((t.ended_us, rid))
+
+    def is_due(self, now: int) -> bool:
+        """Whether a sweep would find anything."""
+        heap = self.due_heap
+        while heap and self.due.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        return bool(heap) and heap[0][0] <= now
 
     def sweep(self, now: int, limit: int) -> tuple[int, int]:
         """Do what is due, oldest first, at most ``limit`` entries; returns (looked at, released)."""

@@ -59,8 +59,8 @@ IDLE_US, IDLE_SILENT_US = to_us(IDLE_AFTER_S), to_us(IDLE_SILENT_S)
 FUTURE_US = 1_000_000
 #: An exchange's begin is known this much too late at worst: its record was on the way for a while.
 JOIN_SLACK_US = 1_000_000
-#: How many due entries a reserve and a publish look after on the way.
-SWEEP_RESERVE, SWEEP_PUBLISH = 8, 64
+#: How many due entries a reserve that was refused, an end and a publish look after on the way.
+SWEEP_RESERVE, SWEEP_END, SWEEP_PUBLISH = 64, 2, 64
 STATES = {RESERVED: State.RESERVED, COOLING: State.COOLING, ORPHANED: State.ORPHANED}
 
 
@@ -81,22 +81,28 @@ class ReferenceLedger:
         """Reserve on the first candidate with room for everything."""
         now, book = to_us(now_s), self.book
         book.pool(now, self._fresh)
-        book.sweep(now, SWEEP_RESERVE)
         known = book.records.get(q.rid)
         if known is not None:
             return self._again(q, known, now)
-        verdicts: list[Verdict] = []
-        fits: int | None = None
-        for i, c in enumerate(q.candidates):
-            verdicts.append(self._assess(q, c, fits is not None, now))
-            if fits is None and verdicts[i].refused_by is None:
-                fits = i
+        fits, verdicts = self._look(q, now)
+        if fits != 0 and book.is_due(now):
+            book.sweep(now, SWEEP_RESERVE)
+            fits, verdicts = self._look(q, now)
         chosen = fits
         if q.force:
             chosen = next((i for i, c in enumerate(q.candidates) if not c.remote), fits)
         if chosen is not None and not q.candidates[chosen].remote:
             self._take(q, q.candidates[chosen], verdicts[chosen], now)
         return ReserveResult(chosen, tuple(verdicts), now / 1e6)
+
+    def _look(self, q: ReserveRequest, now: int) -> tuple[int | None, list[Verdict]]:
+        verdicts: list[Verdict] = []
+        fits: int | None = None
+        for i, c in enumerate(q.candidates):
+            verdicts.append(self._assess(q, c, fits is not None, now))
+            if fits is None and verdicts[i].refused_by is None:
+                fits = i
+        return fits, verdicts
 
     def _again(self, q: ReserveRequest, known: Record | Tombstone, now: int) -> ReserveResult:
         live = known if isinstance(known, Record) and known.state != COOLING else None
@@ -242,7 +248,7 @@ class ReferenceLedger:
         if ghost not in book.records:
             left = ghost_of(old, ghost, now, now + GRACE_US)
             book.insert(ghost, left)
-            book.unjoin(ghost, left)
+            book.unjoin(left)
         self._adopt(rid, new)
 
     # -- end, reap --------------------------------------------------------------------------------------------
@@ -251,6 +257,7 @@ class ReferenceLedger:
         """End reservations; each leaves a tombstone, known or not."""
         now = to_us(now_s)
         self.book.pool(now, self._fresh)
+        self.book.sweep(now, SWEEP_END)
         return [self._end(e, now) for e in ends]
 
     def _end(self, e: End, now: int) -> EndResult:
@@ -275,15 +282,12 @@ class ReferenceLedger:
         return EndResult(True, r.reservation)
 
     def _join(self, e: End, ended: int, now: int) -> None:
-        """Orphan the one undecided reservation of this exchange; the request id may be another's, so no release."""
-        found: list[tuple[str, Record]] = []
+        """Orphan the undecided reservation of this exchange; the request id may be another's, so no release."""
+        rid = self.book.joins.get((e.owner, e.request_id), "")
+        r = self.book.live(rid)
         began = 0 if e.began_age_s is None else now - to_us(e.began_age_s) - JOIN_SLACK_US
-        for rid in sorted(self.book.joins.get((e.owner, e.request_id), ()))[:16]:
-            r = self.book.live(rid)
-            if r is not None and began <= r.made_us <= ended and r.seen_us <= r.made_us:
-                found.append((rid, r))
-        if len(found) == 1 and found[0][1].state == RESERVED:
-            self.book.orphan(*found[0])
+        if r is not None and r.state == RESERVED and began <= r.made_us <= ended and r.seen_us <= r.made_us:
+            self.book.orphan(rid, r)
 
     def _finish(self, rid: str, r: Record, e: End, ended: int, now: int) -> None:
         book = self.book
@@ -297,7 +301,7 @@ class ReferenceLedger:
             return
         book.unorphan(rid, r)
         r.state, r.ended_us, r.how, r.lease_us = COOLING, ended, e.how.value, cool_until
-        book.unjoin(rid, r)
+        book.unjoin(r)
         book.set_due(rid, cool_until)
 
     def reap(

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+#: Operations in which reservations end; reserve makes the functions for it only when something is due.
+KEEPERS = frozenset({"renew", "end", "reap", "publish"})
+LAZY_KEEPERS = frozenset({"reserve"})
+
 #: Every operation and the flags of its shebang line.
 FLAGS = {
     "init": "",
@@ -42,8 +46,13 @@ def load(name: str) -> Script:
     folder = files("extproc.ledger").joinpath("lua")
     flags = FLAGS[name]
     head = f"#!lua flags={flags}\n" if flags else "#!lua\n"
-    shared = folder.joinpath("_lib.lua").read_text(encoding="utf-8")
-    text = (head + shared + folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")).encode()
+    keep = folder.joinpath("_keep.lua").read_text(encoding="utf-8")
+    if name in LAZY_KEEPERS:
+        keep = f"local function keeper()\n{keep}return sweep\nend\n"
+    elif name not in KEEPERS:
+        keep = ""
+    own = folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    text = "".join((head, folder.joinpath("_lib.lua").read_text(encoding="utf-8"), keep, own)).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 
 

@@ -143,7 +143,7 @@ def snapshot(raw: Sequence[Any]) -> LedgerSnapshot:
     return LedgerSnapshot(
         now / 1e6,
         {name: view(name, reps.get(name), sums.get(name, Sums()), at, now) for name in {*reps, *sums}},
-        {lane.decode(): int(live) for lane, live in _pairs(raw[3])},
+        {lane.decode(): int(live) for lane, live in _pairs(raw[3]) if live != b"0"},
         {uuid.decode(): device_report(decode(packed)[4]) for uuid, packed in _pairs(raw[4])},
         {uuid.decode(): int(size) for uuid, size in _pairs(raw[5])},
         epoch,

@@ -88,14 +88,14 @@ async def test_rule_1_a_join_never_takes_what_an_earlier_exchange_made(held: Led
     assert await states(held) == {"1": State.ORPHANED}
 
 
-async def test_rule_1_an_ambiguous_join_takes_nothing(ledger: Ledger, clock: Clock) -> None:
-    """Two undecided requests with one id: neither is known to be the one that left."""
+async def test_rule_1_of_two_with_one_request_id_the_join_questions_the_latest(ledger: Ledger, clock: Clock) -> None:
+    """Neither is known to be the one that left, so neither is released."""
     await ledger.publish([report(clock())], [], 30)
     await ledger.reserve(ask("1", request_id="same"))
     await ledger.reserve(ask("2", request_id="same"))
     clock.tick(0.1)
     await ledger.end([end(None, Ended.CLIENT_ABORT, request_id="same")])
-    assert await states(ledger) == {"1": State.RESERVED, "2": State.RESERVED}
+    assert await states(ledger) == {"1": State.RESERVED, "2": State.ORPHANED}
 
 
 async def test_rule_1_unsent_is_released_at_once(held: Ledger) -> None:

@@ -1,4 +1,5 @@
--- Shared by every script of the ledger; the loader puts it in front of the operation's own file.
+-- Shared by every script of the ledger; the loader puts it in front of the operation's own file (and, where reservations
+-- end, _keep.lua between them).
 --
 -- KEYS (the same list for every script, built in keys.py; all carry the hash tag {pool}):
 --    1 meta   hash   epoch, loss_us, schema
@@ -6,7 +7,7 @@
 --    3 idx    zset   lex: replica | expected end | blocks | sequences | lane | rid; one entry per live reservation
 --    4 due    zset   rid by the time (us) at which something happens to it by itself:
 --                    reserved: its lease; orphaned: its cap; cooling: its release; tombstone: its removal
---    5 join   zset   lex: owner | request id | rid, for ends that do not know the rid
+--    5 join   hash   owner | request id -> rid, for ends that do not know the rid; the latest where several share one
 --    6 sum    hash   replica -> sums S
 --    7 lane   hash   lane -> live reservations
 --    8 rep    hash   replica -> report P
@@ -19,8 +20,8 @@
 -- ARGV[1] '' or, in tests only, the clock in us; ARGV[2] the operation's msgpack payload.
 -- Units: every time is microseconds on the server's clock, an integer below 2^53, so a Lua number holds it exactly;
 -- it is never concatenated (that would keep 14 digits) but formatted by stamp(). -1 stands for "not known".
--- Invariant of all scripts: sum and lane equal the sums over the live records of res; idx, due and join hold exactly
--- one entry per live record (join: per one that has not ended).
+-- Invariant of all scripts: sum and lane equal the sums over the live records of res; idx holds exactly one entry per
+-- live record, due one per record of either kind.
 
 local META, RES, IDX, DUE, JOIN, SUM, LANE, REP = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local DEV, DEVX, DEVP, ENDED, ORPH, ALIVE = KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14]
@@ -96,8 +97,8 @@ local function flush()
 end
 
 local function index_entry(rid, r)
-  return r[REPLICA] .. SEP .. stamp(r[MADE] + r[EXPECTED_US]) .. SEP .. format('%.0f', r[CURRENT]) .. SEP
-    .. format('%.0f', r[SEQS]) .. SEP .. r[LANE_OF] .. SEP .. rid
+  return format('%s\31%016.0f\31%.0f\31%.0f\31%s\31%s', r[REPLICA], r[MADE] + r[EXPECTED_US], r[CURRENT], r[SEQS],
+    r[LANE_OF], rid)
 end
 
 local function add_stock(r, sign)
@@ -106,7 +107,7 @@ local function add_stock(r, sign)
   s[S_KV], s[S_SEQ], s[S_N] = s[S_KV] + sign * r[CURRENT], s[S_SEQ] + sign * r[SEQS], s[S_N] + sign
   local blocks = (s[S_LANES][r[LANE_OF]] or 0) + sign * r[CURRENT]
   s[S_LANES][r[LANE_OF]] = blocks ~= 0 and blocks or nil
-  if call('HINCRBY', LANE, r[LANE_OF], sign) <= 0 then call('HDEL', LANE, r[LANE_OF]) end
+  call('HINCRBY', LANE, r[LANE_OF], sign)
   return s
 end
 
@@ -122,108 +123,17 @@ local function add_vram(rid, vram)
   end
 end
 
-local function settle_vram(device, entry, bytes)
-  if call('ZREM', DEVX, entry) == 1 and call('HINCRBY', DEVP, device, '-' .. bytes) <= 0 then
-    call('HDEL', DEVP, device)
-  end
-end
-
 local function insert(rid, r)
   local s = add_stock(r, 1)
   call('HSET', RES, rid, pack(r))
   call('ZADD', IDX, 0, index_entry(rid, r))
   call('ZADD', DUE, r[LEASE], rid)
-  call('ZADD', JOIN, 0, r[OWNER] .. SEP .. r[REQUEST] .. SEP .. rid)
+  call('HSET', JOIN, r[OWNER] .. SEP .. r[REQUEST], rid)
   add_vram(rid, r[VRAM])
   return s
 end
 
-local function bury(rid, how, r, ended, now)
-  call('HSET', RES, rid, pack({'t', how, r[REPLICA], r[MADE], r[CURRENT], r[INPUT], r[SEQS], r[FIRST], ended, r[VRAM]}))
-  call('ZADD', DUE, now + TOMBSTONE_US, rid)
-  call('ZADD', ENDED, 0, r[REPLICA] .. SEP .. stamp(ended) .. SEP .. rid)
-end
-
--- The record leaves the sums; only its tombstone stays.
-local function release(rid, r, how, ended, now)
-  local s = add_stock(r, -1)
-  call('ZREM', IDX, index_entry(rid, r))
-  call('ZREM', JOIN, r[OWNER] .. SEP .. r[REQUEST] .. SEP .. rid)
-  if r[STATE] == 'o' then
-    s[S_ORPHANS] = s[S_ORPHANS] - 1
-    call('ZREM', ORPH, r[OWNER] .. SEP .. rid)
-  end
-  bury(rid, how, r, ended, now)
-end
-
--- What was subtracted from the engine's used blocks and now leaves without an end record may still be there.
-local function add_back(r)
-  local p = rep_of(r[REPLICA])
-  if p and p[P_MODE] == 1 and p[P_FOREIGN] >= 0 and r[FIRST] >= 0 and r[FIRST] < p[P_START] then
-    p[P_FOREIGN] = p[P_FOREIGN] + r[INPUT]
-    reps_changed[r[REPLICA]] = true
-  end
-end
-
 local function level_at(s, rate, now) return max(0, s[S_LEVEL] - rate * (now - s[S_AT]) / 1000000) end
-
--- The unserved rest of a prompt that was aborted before its first byte leaves the bucket.
-local function give_back(r, ended, now)
-  local s = sum_of(r[REPLICA])
-  if r[PREFILL] <= 0 or r[FIRST] >= 0 or s[S_RATE] <= 0 then return end
-  local level = level_at(s, s[S_RATE], now)
-  local served = min(r[PREFILL], max(0, s[S_RATE] * (ended - r[MADE]) / 1000000 - r[AHEAD]))
-  s[S_LEVEL], s[S_AT] = max(0, level - (r[PREFILL] - served)), now
-  sums_changed[r[REPLICA]] = true
-end
-
-local function lapse(rid, r, now)
-  add_back(r)
-  give_back(r, now, now)
-  release(rid, r, 'orphaned', now, now)
-end
-
-local function orphan(rid, r, now)
-  local s = sum_of(r[REPLICA])
-  sums_changed[r[REPLICA]] = true
-  r[STATE], s[S_ORPHANS] = 'o', s[S_ORPHANS] + 1
-  call('HSET', RES, rid, pack(r))
-  call('ZADD', ORPH, 0, r[OWNER] .. SEP .. rid)
-  call('ZADD', DUE, r[MADE] + r[CAP_US], rid)
-end
-
-local function forget(rid, t)
-  for i = 1, #t[10], 2 do
-    local bytes = format('%.0f', t[10][i + 1])
-    settle_vram(t[10][i], t[10][i] .. SEP .. rid .. SEP .. bytes, bytes)
-  end
-  call('HDEL', RES, rid)
-  call('ZREM', DUE, rid)
-  call('ZREM', ENDED, t[3] .. SEP .. stamp(t[9]) .. SEP .. rid)
-end
-
--- Does what is due, oldest first, at most `limit` entries; returns how many were looked at and how many released.
-local function sweep(now, limit)
-  local rids, released = call('ZRANGEBYSCORE', DUE, '-inf', stamp(now), 'LIMIT', 0, limit), 0
-  for _, rid in ipairs(rids) do
-    local raw = call('HGET', RES, rid)
-    local r = raw and unpack_one(raw)
-    if not r then
-      call('ZREM', DUE, rid)
-    elseif r[STATE] == 't' then
-      forget(rid, r)
-    elseif r[STATE] == 'c' then
-      release(rid, r, r[HOW], r[ENDED_AT], now)
-      released = released + 1
-    elseif r[STATE] == 'o' then
-      lapse(rid, r, now)
-      released = released + 1
-    else
-      orphan(rid, r, now)
-    end
-  end
-  return #rids, released
-end
 
 -- Live reservation ids of one replica, earliest expected end first.
 local function indexed(replica, limit)

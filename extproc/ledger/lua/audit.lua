@@ -3,7 +3,7 @@
 -- Result: packed {{what, stored, recomputed}, ...} for blocks, sequences, reservations and orphans per replica, live
 --   reservations per lane, blocks per replica and lane, bytes per device, and the sizes of the indexes.
 -- Cost: O(records), in one go: an operator's command, not a poll.
-local per, lanes, lane_blocks, devices, live, joined, buried = {}, {}, {}, {}, 0, 0, 0
+local per, lanes, lane_blocks, devices, live, buried = {}, {}, {}, {}, 0, 0
 local flat = call('HGETALL', RES)
 for i = 1, #flat, 2 do
   local r = unpack_one(flat[i + 1])
@@ -13,7 +13,6 @@ for i = 1, #flat, 2 do
     local s = per[r[REPLICA]] or {0, 0, 0, 0}
     s[1], s[2], s[3] = s[1] + r[CURRENT], s[2] + r[SEQS], s[3] + 1
     if r[STATE] == 'o' then s[4] = s[4] + 1 end
-    if r[STATE] ~= 'c' then joined = joined + 1 end
     per[r[REPLICA]], live = s, live + 1
     lanes[r[LANE_OF]] = (lanes[r[LANE_OF]] or 0) + 1
     local both = r[REPLICA] .. SEP .. r[LANE_OF]
@@ -59,6 +58,6 @@ end
 for device, bytes in pairs(devices) do line('device ' .. device .. ' pending_bytes', 0, bytes) end
 line('index reservations', call('ZCARD', IDX), live)
 line('index due', call('ZCARD', DUE), live + buried)
-line('index joins', call('ZCARD', JOIN), joined)
+if live == 0 then line('index joins', call('HLEN', JOIN), 0) end
 line('index tombstones', call('ZCARD', ENDED), buried)
 return pack(lines)

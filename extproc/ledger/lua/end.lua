@@ -1,7 +1,7 @@
 -- end: a batch of end records; the first one of a rid ends it, each leaves a tombstone, known or not.
 -- KEYS as in _lib.lua. ARGV[2]: {{rid or '', owner, request_id, how, ended_age_us, replica or '', cool_us,
---   first_age_us or -1, clean, began_age_us or -1}, ...}. Without a rid, (owner, request_id) finds the one reservation
---   that was made during this exchange and never had a record of its own: the client left while we decided. Request
+--   first_age_us or -1, clean, began_age_us or -1}, ...}. Without a rid, (owner, request_id) finds the latest reservation
+--   if it was made during this exchange and never had a record of its own: the client left while we decided. Request
 --   ids are the clients' to choose, so this may be another request's: it becomes an orphan, which its next record
 --   brings back, and is not released here.
 -- Result: {{1 if this call ended it, rid, R or false}, ...}.
@@ -9,22 +9,18 @@
 --   first byte gives the unserved prefill back at once.
 -- An exchange's begin is known this much too late at worst: its record was on the way for a while.
 local JOIN_SLACK_US = 1000000
+-- Due entries looked after on the way: two for each tombstone that is made, so that none pile up.
+local SWEEP = 2
 local now = clock()
 pool(now)
+sweep(now, SWEEP)
 local answers = {}
 
 local function join(owner, request, began, ended)
-  local prefix, found, found_r = owner .. SEP .. request, nil, nil
-  for _, entry in ipairs(call('ZRANGEBYLEX', JOIN, '[' .. prefix .. SEP, '(' .. prefix .. AFTER, 'LIMIT', 0, 16)) do
-    local rid = rid_of(entry)
-    local raw = call('HGET', RES, rid)
-    local r = raw and unpack_one(raw)
-    if r and r[MADE] >= began and r[MADE] <= ended and r[SEEN] <= r[MADE] then
-      if found then return nil end
-      found, found_r = rid, r
-    end
-  end
-  return found, found_r
+  local rid = call('HGET', JOIN, owner .. SEP .. request)
+  local raw = rid and call('HGET', RES, rid)
+  local r = raw and unpack_one(raw)
+  if r and r[STATE] == 'r' and r[MADE] >= began and r[MADE] <= ended and r[SEEN] <= r[MADE] then orphan(rid, r, now) end
 end
 
 local function finish(rid, r, e, ended)
@@ -42,7 +38,7 @@ local function finish(rid, r, e, ended)
   end
   r[STATE], r[ENDED_AT], r[HOW], r[LEASE] = 'c', ended, e[4], cool_until
   call('HSET', RES, rid, pack(r))
-  call('ZREM', JOIN, r[OWNER] .. SEP .. r[REQUEST] .. SEP .. rid)
+  call('HDEL', JOIN, r[OWNER] .. SEP .. r[REQUEST])
   call('ZADD', DUE, cool_until, rid)
 end
 
@@ -50,8 +46,7 @@ for i, e in ipairs(unpack_one(ARGV[2])) do
   local rid, ended, r = e[1], now - max(0, e[5]), nil
   answers[i] = {0, rid, false}
   if rid == '' then
-    local found, guess = join(e[2], e[3], e[10] >= 0 and now - e[10] - JOIN_SLACK_US or 0, ended)
-    if found and guess[STATE] == 'r' then orphan(found, guess, now) end
+    join(e[2], e[3], e[10] >= 0 and now - e[10] - JOIN_SLACK_US or 0, ended)
   else
     local raw = call('HGET', RES, rid)
     r = raw and unpack_one(raw)

@@ -46,7 +46,7 @@ local function move(rid, old, new)
   if call('HEXISTS', RES, ghost) == 0 then
     old[STATE], old[ENDED_AT], old[HOW], old[LEASE] = 'c', now, 'moved', now + GRACE_US
     insert(ghost, old)
-    call('ZREM', JOIN, old[OWNER] .. SEP .. old[REQUEST] .. SEP .. ghost)
+    call('HDEL', JOIN, old[OWNER] .. SEP .. old[REQUEST])
   end
   adopt(rid, new)
 end

@@ -9,12 +9,11 @@
 -- Invariant: without force, capacity >= committed + keep_free after the call on the chosen replica, and every other
 --   stock holds; a rid that is live is answered again without taking anything; an ended one takes nothing.
 -- Cost: O(candidates), plus a walk of at most WALK entries for a refused one's retry time.
-local WALK = 64
+local WALK, SWEEP = 64, 64
 local now = clock()
 local q = unpack_one(ARGV[2])
 local rid, lane = q[1], q[2]
 local epoch, loss = pool(now)
-sweep(now, 8)
 
 local function devices_refuse(c, fresh_for)
   for i, uuid in ipairs(c[12]) do
@@ -151,9 +150,19 @@ if r then
   flush()
   return pack({chosen, now, live and 0 or 1, verdicts})
 end
-for i, c in ipairs(q[14]) do
-  verdicts[i] = assess(c, fits >= 0)
-  if fits < 0 and verdicts[i][1] == '' then fits = i - 1 end
+
+local function look()
+  for i, c in ipairs(q[14]) do
+    verdicts[i] = assess(c, fits >= 0)
+    if fits < 0 and verdicts[i][1] == '' then fits = i - 1 end
+  end
+end
+look()
+-- What is due gives room back only where room was wanting, so the usual reserve does not pay for looking after it.
+if fits ~= 0 and #call('ZRANGEBYSCORE', DUE, '-inf', stamp(now), 'LIMIT', 0, 1) > 0 then
+  keeper()(now, SWEEP)
+  fits, lane_live = -1, nil
+  look()
 end
 chosen = fits
 if q[13] == 1 then
