@@ -81,7 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add("--reserve", metavar="SIZE", help="memory kept for others on each card, such as 2GiB")
     add("--mps-limit", metavar="SIZE", help="CUDA MPS pinned memory limit of the engine")
-    add("--all", action="store_true", help="show what does not fit in full too")
+    add("--all", action="store_true", help="show every format and context")
     add("--json", action="store_true", help="print JSON")
     add("-v", "--verbose", action="store_true", help="name the formulas")
 
@@ -104,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         budgets = _budgets(args, config)
         rows = [("", plan_row(r)) for r in _requests(args, config, budgets)]
+        if not (args.model or args.quantization or args.config or args.all):
+            rows = _largest_format(rows)
         devices = [_device_json(b.total_bytes, b.usable_bytes) for b in budgets]
     if args.json:
         print(json.dumps({"devices": devices, "rows": [_row_json(name, row) for name, row in rows]}, indent=2))
@@ -148,7 +150,8 @@ def _requests(args: argparse.Namespace, config: Config | None, budgets: tuple[De
 def _usual_formats(geometry: Geometry, style: PoolStyle) -> Sequence[str]:
     """The format the model was published in where that is a quantised one, else the usual ones of the engine."""
     native = geometry.quantization
-    if geometry.weights_bytes is not None or (native and style is not PoolStyle.CELLS):
+    # gpt-oss is MXFP4 in every container; llama.cpp runs no other GPU quantisation.
+    if geometry.weights_bytes is not None or native == "mxfp4" or (native and style is not PoolStyle.CELLS):
         return (native or geometry.dtype,)
     return _FORMATS.get(style, _OTHER_FORMATS)
 
@@ -156,6 +159,18 @@ def _usual_formats(geometry: Geometry, style: PoolStyle) -> Sequence[str]:
 def _contexts(geometry: Geometry) -> Sequence[int]:
     longest = geometry.context_tokens or max(DEFAULT_CONTEXTS)
     return [c for c in DEFAULT_CONTEXTS if c <= longest] or [longest]
+
+
+def _largest_format(rows: list[tuple[str, PlanRow]]) -> list[tuple[str, PlanRow]]:
+    """Of each model the rows of the largest format that fits anywhere, else those of the smallest: a table to read."""
+    chosen: dict[tuple[str, str], str] = {}
+    for _, row in rows:
+        key = (row.model, row.engine)
+        if key not in chosen or not any(
+            r.fits for _, r in rows if (r.model, r.engine, r.quantization) == (*key, chosen[key])
+        ):
+            chosen[key] = row.quantization
+    return [(name, row) for name, row in rows if chosen[row.model, row.engine] == row.quantization]
 
 
 def _config_requests(args: argparse.Namespace, config: Config, budgets: tuple[DeviceBudget, ...]) -> list[PlanRequest]:

@@ -14,7 +14,7 @@ from extproc.memory.flags import DEFAULT_FLAGS, Flags, default_batched_tokens
 from extproc.memory.geometry import Geometry, LayerGroup, LayerKind, ParamCounts, StateShape
 from extproc.memory.gguf_geometry import geometry_from_gguf
 from extproc.memory.hf import geometry_from_config
-from extproc.memory.kv import KvModel, Projection, build_kv_model, project
+from extproc.memory.kv import KvModel, Projection, build_kv_model, project, shared_prefix_tokens
 from extproc.memory.loader import load_geometry
 from extproc.memory.vision import image_size, image_tokens
 
@@ -50,4 +50,5 @@ __all__ = [
     "kv_types",
     "load_geometry",
     "project",
+    "shared_prefix_tokens",
 ]

@@ -268,6 +268,14 @@ def project(
     return Projection(total, input_blocks, total * kv.bytes_per_block, per_shard, 0)
 
 
+def shared_prefix_tokens(kv: KvModel, input_tokens: int, hit_tokens: int) -> int:
+    """Tokens of a prompt that need no prefill for a prefix hit of ``hit_tokens``: whole blocks, never the last token.
+
+    On hybrids the block is the large aligned one. A hit discounts prefill work only; the KV stock counts in full.
+    """
+    return max(0, min(hit_tokens, input_tokens - 1)) // kv.block_tokens * kv.block_tokens
+
+
 def _project_pools(kv: KvModel, prompts: Sequence[int], new_tokens: int, sequences: int) -> Projection:
     count = len(prompts)
     extra = sequences - count

@@ -40,6 +40,8 @@ _KINDS = {
     "gdn": LayerKind.STATE,
     "state": LayerKind.STATE,
 }
+#: ik_llama.cpp's -mla N: 0 unpacked heads, 1 keeps a transposed copy of the latent, 2 and 3 the latent alone.
+_MLA = {0: "heads", 1: "latent_kv", 2: "latent", 3: "latent"}
 _DTYPES = {1: "fp8", 2: "bf16", 4: "f32"}
 
 
@@ -133,9 +135,9 @@ class Row:
             n_parallel=self.slots,
             unified=bool(i.get("unified", self.slots == 1)),
             n_ubatch=int(i.get("n_ubatch") or 512),
-            swa_full=bool(i.get("swa_full", False)),
+            swa_full=bool(i.get("swa_full") or i.get("no_iswa")),
             swa_ratio=i.get("swa_ratio") or i.get("swa_full_tokens_ratio"),
-            mla=i.get("mla"),
+            mla=_MLA.get(i["mla"], i["mla"]) if "mla" in i else None,
             ssm_dtype=_DTYPES.get(i.get("ssm_bytes")),
             conv_dtype=_DTYPES.get(i.get("conv_bytes")),
             extra_row_bytes=int(i.get("extra_bytes_per_token") or 0),
@@ -145,7 +147,12 @@ class Row:
     @property
     def slots(self) -> int:
         """Sequences the cache is made for."""
-        return int((self.inputs.get("rs") or {}).get("seqs") or self.inputs.get("n_seq_max") or 1)
+        return int(
+            (self.inputs.get("rs") or {}).get("seqs")
+            or self.inputs.get("n_seq_max")
+            or self.inputs.get("num_parallel")
+            or 1
+        )
 
     def _batched(self) -> int:
         gpu = self.data.get("gpu") or ""

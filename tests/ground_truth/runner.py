@@ -162,7 +162,7 @@ def _compute_buffer(row: Row) -> Mapping[str, float]:
 
 
 def _weights(row: Row) -> Mapping[str, float]:
-    bits = float(row.inputs["bpw"])
+    bits = float(row.inputs["bpw"] if row.inputs.get("bpw") else row.inputs["nominal_bpw"])
     form = WeightFormat("given", bits, bits, bits, bits, "the row's own bits")
     size = weights_bytes(row.inputs["params_b"] * 1e9, form, int(row.data.get("tp") or 1))
     return {"weights_gib": size / GIB}
@@ -171,7 +171,7 @@ def _weights(row: Row) -> Mapping[str, float]:
 def _weights_blind(row: Row) -> float:
     """Weight GiB without the row's effective bits: by parts where the catalogue knows the model, else nominal."""
     name, form = format_in_name(str(row.data["model"]).split("(")[0].strip())
-    nominal = float(row.inputs["nominal_bpw"])
+    nominal = float(row.inputs.get("nominal_bpw") or row.inputs["bpw"])
     shards = int(row.data.get("tp") or 1)
     if form is not None and len({form.linear, form.experts, form.embedding}) > 1 and catalogue_row(name):
         params = catalogue_geometry(name).params

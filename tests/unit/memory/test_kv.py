@@ -17,6 +17,7 @@ from extproc.memory import (
     geometry_from_config,
     kv_types,
     project,
+    shared_prefix_tokens,
 )
 from extproc.memory.rows import pipeline_stages
 
@@ -340,3 +341,17 @@ def test_figures_are_whole_numbers() -> None:
     assert all(
         isinstance(v, int) and math.isfinite(v) for v in (p.kv_blocks, p.input_blocks, p.kv_bytes, *p.bytes_per_shard)
     )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "hit", "shared"), [(100, 80, 80), (100, 79, 64), (96, 96, 80), (0, 10, 0), (10, 0, 0), (1, 1, 0)]
+)
+def test_prefixes_are_shared_by_whole_blocks(prompt: int, hit: int, shared: int) -> None:
+    """Only whole blocks count and the last token is always computed."""
+    assert shared_prefix_tokens(model(), prompt, hit) == shared
+
+
+def test_prefix_hits_on_hybrids_align_to_the_large_block() -> None:
+    """Qwen3.5-27B: nothing below 784 tokens is shared."""
+    kv = model(QWEN35)
+    assert [shared_prefix_tokens(kv, 5000, hit) for hit in (783, 784, 1567, 1568)] == [0, 784, 784, 1568]
