@@ -130,8 +130,11 @@ class Gateway:
 
 
 @contextmanager
-def running(*, undecided: str = "closed", tls: bool = False) -> Iterator[Gateway]:
-    """All parts, in a folder of their own with a path short enough for a unix socket; ``tls``: Envoy's listener too."""
+def running(*, undecided: str = "closed", tls: bool = False, sections: str = "") -> Iterator[Gateway]:
+    """All parts, in a folder of their own with a path short enough for a unix socket.
+
+    ``tls``: Envoy's listener too; ``sections``: more of kvgate.yaml.
+    """
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="kvgw-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -148,7 +151,7 @@ def running(*, undecided: str = "closed", tls: bool = False) -> Iterator[Gateway
 
         decider = stack.enter_context(deciding(decide, f"unix:{folder}/s.sock"))
         environment = {"LOCAL_KEY": LOCAL_KEY, "REMOTE_KEY": REMOTE_KEY}
-        made = build(load_text(text, where="test"), node_id="envoy-under-test")
+        made = build(load_text(text + sections, where="test"), node_id="envoy-under-test")
         process = stack.enter_context(envoy.running(made, folder, environment=environment))
         gateway.append(Gateway(process, decider, upstreams))
         yield gateway[0]
