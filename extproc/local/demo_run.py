@@ -87,7 +87,6 @@ def run(directory: Path, size: Size, say: Say) -> Result:
         say(f"run 1 of 2: {len(work)} requests in bursts of {size.burst}, straight at the primary through Envoy")
         without = _without(supervisor, directory, engines, work, ports[PORTS : PORTS + 2])
         say("run 2 of 2: the same requests through kvgate")
-        before = _overflows(supervisor.log_directory)
         config_file = directory / "kvgate.yaml"
         config = _configure(engines, config_file, directory, ports[PORTS + 2 :])
         for child in stack.KvgateStack(config, config_file, directory, ports[-1], node_id="kvgate-demo").children():
@@ -95,6 +94,7 @@ def run(directory: Path, size: Size, say: Say) -> Result:
         late = ask.await_fleet(config_file, FLEET_READY_S, supervisor.check)
         if late:
             raise DependencyDown(f"not every engine was ready within {FLEET_READY_S:g} s: {late}")
+        before = _overflows(supervisor.log_directory)  # llama.cpp writes its log a little late
         with_ = asyncio.run(demo_load.send(work, _port(config.envoy.listen)))
         supervisor.check()
         say("load done; waiting for the ledger to be empty")

@@ -28,6 +28,19 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
 
 
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy the answers, and say in the first one's head that the connection ends with it.
+
+    llama-server closes idle connections after 5 s without a word, so a client that reuses one now and then sends a
+    request into its closing. One request a connection has no such race.
+    """
+    with contextlib.suppress(ConnectionError, ssl.SSLError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        head = await reader.readuntil(b"\r\n\r\n")
+        lines = [line for line in head.split(b"\r\n") if not line.lower().startswith((b"keep-alive:", b"connection:"))]
+        writer.write(b"\r\n".join([lines[0], b"Connection: close", *lines[1:]]))
+        await _pump(reader, writer)
+
+
 async def _join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to_port: int) -> None:
     """Connect one client with the port behind; whichever side ends ends both."""
     try:
@@ -35,7 +48,7 @@ async def _join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to_p
     except OSError:
         writer.close()
         return
-    ways = [asyncio.create_task(_pump(reader, inner_writer)), asyncio.create_task(_pump(inner_reader, writer))]
+    ways = [asyncio.create_task(_pump(reader, inner_writer)), asyncio.create_task(_answer(inner_reader, writer))]
     try:
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
     finally:
