@@ -180,6 +180,21 @@ class Stack:
                 stdout=subprocess.DEVNULL, stderr=log,
             )  # fmt: skip
 
+    def kill_serve(self, number: int = 0) -> None:
+        """SIGKILL one serve process and wait until it is gone."""
+        _kill(self.serves[number])
+
+    def kill_agent(self) -> None:
+        """SIGKILL the agent and wait until it is gone."""
+        assert self.agent is not None
+        _kill(self.agent)
+
+    def kill_engine(self, name: str) -> None:
+        """SIGKILL one engine and wait until it is gone; its ``start`` brings it back on the same port."""
+        process = self.engines[name].process
+        assert process is not None
+        _kill(process)
+
     def logs(self) -> str:
         """The ends of all logs, for a failure's message."""
         return "\n".join(
@@ -264,6 +279,11 @@ def _until_healthy(running_envoy: envoy.Envoy) -> None:
         if time.monotonic() > until:
             raise AssertionError("Envoy never saw serve healthy")
         time.sleep(0.05)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait(10)
 
 
 def _stop(process: Any) -> None:

@@ -1,0 +1,128 @@
+"""Clients for fault tests: streams that say whether they were whole, a background trickle, and what a refusal must be.
+
+A stream is *whole* when its status was 200 and its last event was ``[DONE]``; whatever else happened to it counts as
+harm. Figures of the engines come from ``GET /emulator/stats``, never from the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from extproc.local.client import Reply
+from tests.support.stack import Stack
+
+#: Reasons that a client may meet while something of ours is broken.
+TRANSIENT = frozenset({"ledger_down", "unknown_state", "not_ready", "upstream_unavailable", "upstream_timeout", "internal"})
+
+
+def chat(model: str, output: int, text: str = "hello", **extra: Any) -> dict[str, Any]:
+    """A chat request whose answer has exactly ``output`` tokens, so that the engine can hold what was reserved."""
+    return {
+        "model": model, "messages": [{"role": "user", "content": text}], "max_tokens": output, "min_tokens": output,
+        "ignore_eos": True, **extra,
+    }  # fmt: skip
+
+
+def whole(reply: Reply) -> bool:
+    """Whether a stream came to its own end."""
+    return reply.status == 200 and reply.error is None and reply.events[-1:] == ["[DONE]"]
+
+
+def malformed(reply: Reply) -> str | None:
+    """What is wrong with a refusal, or None: JSON in a known dialect, kvgate's headers, a usable Retry-After."""
+    body = reply.json()
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or not error.get("message") or not error.get("type"):
+        return f"no error object: {reply}"
+    if not reply.headers.get("content-type", "").startswith("application/json"):
+        return f"not announced as JSON: {reply}"
+    if reply.headers.get("x-kvgate-decision") not in ("reject", "unavailable") or not reply.headers.get("x-kvgate-reason"):
+        return f"no decision or reason: {reply}"
+    if not reply.headers.get("x-request-id"):
+        return f"no request id: {reply}"
+    if reply.status in (429, 503, 504):
+        after, after_ms = reply.headers.get("retry-after", ""), reply.headers.get("retry-after-ms", "")
+        if reply.headers.get("x-should-retry") != "true" or not after.isdigit() or not 1 <= int(after) <= 60:
+            return f"no usable retry-after: {reply}"
+        if not after_ms.isdigit() or not 0 < int(after_ms) <= 60_000:
+            return f"no usable retry-after-ms: {reply}"
+    return None
+
+
+def over_capacity(stack: Stack, *engines: str) -> list[str]:
+    """Every sign, by the engines' own counts, that one was promised more than it holds; empty where none was."""
+    signs = []
+    for name in engines or tuple(stack.engines):
+        stats = stack.engines[name].stats()
+        for count in ("preemptions", "over_capacity_events", "failed"):
+            if stats[count]:
+                signs.append(f"{name}: {count} {stats[count]}")
+        if stats["peak_final_blocks"] > stats["capacity_blocks"]:
+            signs.append(f"{name}: {stats['peak_final_blocks']} of {stats['capacity_blocks']} blocks were promised")
+    return signs
+
+
+@dataclass
+class Streams:
+    """Long streams in the background; ``ended_s`` is when the last of them was over (monotonic)."""
+
+    stack: Stack
+    tasks: list[asyncio.Task[Reply]] = field(default_factory=list)
+    ended_s: float = 0.0
+
+    def start(self, count: int, body: Mapping[str, Any], timeout_s: float = 60.0) -> None:
+        """``count`` more streams of ``body``."""
+        self.tasks += [asyncio.create_task(self._one(body, timeout_s)) for _ in range(count)]
+
+    async def _one(self, body: Mapping[str, Any], timeout_s: float) -> Reply:
+        reply = await self.stack.send({**body, "stream": True}, timeout_s=timeout_s)
+        self.ended_s = time.monotonic()
+        return reply
+
+    @property
+    def running(self) -> int:
+        """How many are not over."""
+        return sum(not task.done() for task in self.tasks)
+
+    async def all(self) -> list[Reply]:
+        """Wait for all of them."""
+        return list(await asyncio.gather(*self.tasks))
+
+
+@dataclass
+class Trickle:
+    """New short requests at a steady pace until stopped: who came when, and what they got."""
+
+    stack: Stack
+    body: Mapping[str, Any]
+    every_s: float = 0.25
+    timeout_s: float = 20.0
+    sent: list[asyncio.Task[tuple[float, Reply]]] = field(default_factory=list)
+    _task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Trickle:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(*self.sent)
+
+    async def _run(self) -> None:
+        while True:
+            self.sent.append(asyncio.create_task(self._one()))
+            await asyncio.sleep(self.every_s)
+
+    async def _one(self) -> tuple[float, Reply]:
+        at_s = time.monotonic()
+        return at_s, await self.stack.send(self.body, timeout_s=self.timeout_s)
+
+    def replies(self, since_s: float = 0.0, until_s: float = float("inf")) -> list[Reply]:
+        """The answers to requests sent within this time; all of them must be over."""
+        return [reply for at_s, reply in (task.result() for task in self.sent) if since_s <= at_s <= until_s]
