@@ -89,8 +89,9 @@ def cell_cache(geometry: Geometry, rules: EngineRules, types: KvTypes, n_ctx: in
     Context padded to 256; per slot unless unified; sliding layers keep window + ubatch cells. Sources: llama.cpp
     src/llama-context.cpp, src/llama-kv-cache-iswa.cpp, src/llama-hparams.cpp.
     """
-    n_ctx = pad_up(n_ctx, 256)
     slots = max(1, flags.n_parallel)
+    # Ollama's num_ctx is one slot's; llama-server's is the total.
+    n_ctx = pad_up(n_ctx * slots if rules.context_times_parallel else n_ctx, 256)
     streams = 1 if flags.unified else slots
     per_stream = n_ctx if flags.unified else pad_up(n_ctx // slots, 256)
     mla = flags.mla or rules.mla
@@ -159,9 +160,14 @@ def compute_buffer_bytes(hidden: int, heads: int, vocab: int, n_ctx: int, *, n_u
 
 
 def sglang_pool_bytes(kv: KvModel, tokens: int) -> int:
-    """The log's "KV Cache is allocated ... K size + V size" of one rank, in bytes (SGLang prints GiB as "GB")."""
-    return max(sum(int(b * (p.ratio or 0)) for p, b in ((p, p.shard_block_bytes[s]) for p in kv.pools)) for s in
-               range(kv.shards)) * tokens // kv.pools[0].groups[0].block_tokens * kv.dcp  # fmt: skip
+    """The log's "KV Cache is allocated ... K size + V size" of one rank, in bytes (SGLang prints GiB as "GB").
+
+    ``tokens`` is ``max_total_num_tokens``; a sliding pool beside it has its ratio of them.
+    """
+    main = kv.pools[0].groups[0]
+    blocks = tokens / main.block_tokens * kv.dcp
+    ranks = (sum(p.shard_block_bytes[s] * (p.ratio or 0) for p in kv.pools) for s in range(kv.shards))
+    return int(blocks * max(ranks))
 
 
 def sglang_static_fraction(total_bytes: int, tp: int = 1, pp: int = 1, chunked_prefill: int = 8192,

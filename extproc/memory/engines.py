@@ -36,9 +36,13 @@ class EngineRules:
 
     ``block_tokens`` is the engine's default block; ``null_blocks`` are never usable; ``concurrent_batches`` multiplies
     the tokens in flight that sliding layers must hold; ``size_line`` says what the logged KV size in tokens means;
-    ``state_dtype_ssm`` (delta-net), ``state_dtype_mamba`` and ``state_dtype_conv`` are element types of recurrent states (``model``: the model's own);
-    ``mamba_mode`` is how states are cached where prefix caching is on (align keeps one more page); ``shares_prompt`` tells that sequences of one prompt share its whole blocks; ``swa_ratio`` is the sliding pool's
-    size against the full one; ``kv_bytes_override`` the bytes per element an estimator uses instead of the exact ones.
+    ``state_dtype_ssm`` (delta-net), ``state_dtype_mamba`` and ``state_dtype_conv`` are element types of recurrent
+    states (``model``: the model's own); ``mamba_mode`` is how states are cached where prefix caching is on (align keeps
+    one more page); ``group_slack`` the ratio of layer counts below which groups are padded to the larger;
+    ``shares_prompt`` tells that sequences of one prompt share its whole blocks; ``swa_ratio`` is the sliding pool's
+    size against the full one and ``state_ratio`` the state pool's against the KV pools; ``graphs_in_budget`` tells that
+    CUDA graphs come out of the utilisation share and not on top of it; ``context_times_parallel`` that the configured
+    context is one slot's (Ollama).
     """
 
     engine: str
@@ -55,6 +59,7 @@ class EngineRules:
     state_dtype_mamba: str = "f32"
     state_in_pool: bool = False
     mamba_mode: str = "none"
+    group_slack: float = 1.25
     shares_prompt: bool = True
     swa_ratio: float = 0.8
     state_ratio: float = 0.9
@@ -63,7 +68,6 @@ class EngineRules:
     has_sliding_cache: bool = True
     context_times_parallel: bool = False
     mla: str = "latent"  # "latent" | "latent_kv" | "heads"
-    allocates_per_request: bool = False
 
 
 _VLLM_V0 = EngineRules(
@@ -80,11 +84,11 @@ _VLLM = (
     # Delta-net states are f32 from here on (0.10.2 logged a 544-token block that only bf16 explains).
     replace(_VLLM_V1, since=(0, 11), state_dtype_ssm="f32", mamba_mode="align"),
     # The logged token figure becomes max_concurrency x max_model_len.
-    replace(_VLLM_V1, since=(0, 20), state_dtype_ssm="f32", mamba_mode="align", size_line="max_concurrency"),
+    replace(_VLLM_V1, since=(0, 20), state_dtype_ssm="f32", mamba_mode="align", group_slack=1.5, size_line="max_concurrency"),
     # CUDA graphs come out of the budget by default (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS).
-    replace(_VLLM_V1, since=(0, 21), state_dtype_ssm="f32", mamba_mode="align", size_line="max_concurrency", graphs_in_budget=True),
+    replace(_VLLM_V1, since=(0, 21), state_dtype_ssm="f32", mamba_mode="align", group_slack=1.5, size_line="max_concurrency", graphs_in_budget=True),
     # Asynchronous scheduling: two batches in flight while a sliding layer frees blocks.
-    replace(_VLLM_V1, since=(0, 30), state_dtype_ssm="f32", mamba_mode="align", size_line="max_concurrency", graphs_in_budget=True,
+    replace(_VLLM_V1, since=(0, 30), state_dtype_ssm="f32", mamba_mode="align", group_slack=1.5, size_line="max_concurrency", graphs_in_budget=True,
             concurrent_batches=2, utilization=0.92,
             source="vllm 0.33.0 v1/core/kv_cache_utils.py, v1/worker/gpu_worker.py"),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from extproc.memory.engines import EngineRules, PoolStyle
 from extproc.memory.flags import DEFAULT_FLAGS, Flags, default_batched_tokens
 from extproc.memory.geometry import Geometry
 from extproc.memory.kv import KvModel, build_kv_model
-from extproc.memory.overheads import DeviceBudget, default_max_sequences, engine_terms
+from extproc.memory.overheads import DeviceBudget, Term, default_max_sequences, engine_terms
 from extproc.memory.weights import FORMATS, WeightFormat, geometry_weights, weights_bytes
 
 #: Share of the pool that the safe concurrency leaves to bursts and longer answers.
@@ -107,21 +107,30 @@ def _unsupported(request: PlanRequest, why: str) -> PlanRow:
 
 
 def _budget(request: PlanRequest) -> int:
-    """What the engine may take of the smallest device: its share of TOTAL memory, within what is usable."""
+    """What the engine may take of the smallest device: its share of TOTAL memory, within what is usable.
+
+    Before 0.21 vLLM's CUDA graphs came on top of its share; they must fit the device all the same.
+    """
     share = request.utilization if request.utilization is not None else request.rules.utilization
-    return min(min(int(d.total_bytes * share), d.usable_bytes) for d in request.devices)
+    on_top = (
+        0 if request.rules.graphs_in_budget else sum(t.bytes for t in _terms(request, 0) if t.name == "cuda_graphs")
+    )
+    return min(min(int(d.total_bytes * share), d.usable_bytes - on_top) for d in request.devices)
 
 
 def _overhead(request: PlanRequest, n_ctx: int) -> int:
-    """Overheads of one device."""
+    """Overheads of one device that come out of the budget."""
+    terms = _terms(request, n_ctx)
+    return sum(t.bytes for t in terms if request.rules.graphs_in_budget or t.name != "cuda_graphs")
+
+
+def _terms(request: PlanRequest, n_ctx: int) -> tuple[Term, ...]:
     total = request.devices[0].total_bytes
-    terms = engine_terms(
+    return engine_terms(
         request.geometry, request.rules, tp=len(request.devices),
         batched_tokens=request.flags.max_num_batched_tokens or default_batched_tokens(total),
         max_sequences=default_max_sequences(total), n_ctx=n_ctx, n_ubatch=request.flags.n_ubatch,
     )  # fmt: skip
-    # Before 0.21 vLLM's CUDA graphs came on top of its budget; they must fit the device all the same.
-    return sum(t.bytes for t in terms)
 
 
 def _pool_row(request: PlanRequest, kv: KvModel, weights: int) -> PlanRow:
@@ -136,7 +145,7 @@ def _pool_row(request: PlanRequest, kv: KvModel, weights: int) -> PlanRow:
     per_sequence = [need * b + s for b, s in zip(main.shard_block_bytes, states, strict=True)]
     each = sum(per_sequence) + sum(_other_pools(kv, request.context_tokens))
     worst = max(p + o for p, o in zip(per_sequence, _other_pools(kv, request.context_tokens), strict=True))
-    fitting = _sequences(available, worst, kv, need) if available > 0 else 0
+    fitting = _sequences(available, worst, kv, need, request.context_tokens) if available > 0 else 0
     mean = request.mean_tokens or request.context_tokens
     mean_need = max(1, kv.charged_blocks(mean))
     worst_mean = max(mean_need * b + s for b, s in zip(main.shard_block_bytes, states, strict=True))
@@ -144,12 +153,20 @@ def _pool_row(request: PlanRequest, kv: KvModel, weights: int) -> PlanRow:
     return _finish(request, weights, per_device, overhead, budget, fitting, safe, each, worst, overhead * n)
 
 
-def _sequences(available: int, worst: int, kv: KvModel, need: int) -> int:
+def _sequences(available: int, worst: int, kv: KvModel, need: int, context_tokens: int) -> int:
     """Whole sequences of full length: by blocks where there is one pool, by bytes where states or pools add up."""
     if len(kv.pools) == 1 and not any(_state_beside(kv)):
         blocks = kv.pool_blocks(available)
         usable = blocks - (kv.rules.null_blocks if kv.rules else 0)
         return max(0, usable) // need
+    states = max(_state_beside(kv))
+    if len(kv.pools) > 1 and not states:
+        # Pools of a fixed ratio: the tighter one decides, and the other's rest is lost.
+        return kv.pool_blocks(available) // max(1, kv.blocks(context_tokens))
+    if kv.rules is not None and kv.rules.style is PoolStyle.TWO_POOLS and states:
+        # SGLang gives states their own pool of r / (1 + r) of the rest, which caps the running requests.
+        ratio = kv.rules.state_ratio
+        return int(min(available / (1 + ratio) // max(1, worst - states), available * ratio / (1 + ratio) // states))
     return available // worst if worst else 0
 
 

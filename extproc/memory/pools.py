@@ -248,8 +248,8 @@ def _many_groups(shape: Shape, specs: list[_Spec]) -> Layout:
         for s in specs
     ]
     counts = [len(s.layers) for s in specs]
-    # One padded group is better than many halves: vLLM takes the larger count while it is within a quarter.
-    size = max(counts) if max(counts) < 1.25 * min(counts) else min(counts)
+    # One padded group is better than many halves: vLLM takes the larger count while it is not much larger.
+    size = max(counts) if max(counts) < shape.rules.group_slack * min(counts) else min(counts)
     groups, strides = [], []
     for spec in specs:
         number = -(-len(spec.layers) // size)

@@ -19,6 +19,7 @@ from extproc.memory import (
     project,
     shared_prefix_tokens,
 )
+from extproc.memory.caches import cell_cache
 from extproc.memory.rows import pipeline_stages
 
 LLAMA_8B = {
@@ -187,13 +188,14 @@ def test_smaller_pages_take_a_larger_block() -> None:
     assert groups == {"sliding": (5, 16), "full": (1, 32)}
 
 
-def test_groups_of_nearly_equal_size_are_padded() -> None:
-    """Counts within a quarter of each other make one padded group each, not many halves."""
-    config = GPT_OSS | {
-        "num_hidden_layers": 11,
-        "layer_types": ["sliding_attention", "full_attention"] * 5 + ["sliding_attention"],
-    }
-    assert {g.count for g in model(config).pools[0].groups} == {1}
+@pytest.mark.parametrize(
+    ("version", "sliding", "full", "counts"), [("0.10.2", 6, 5, {1}), ("0.10.2", 5, 4, {1, 2}), ("0.33", 5, 4, {1})]
+)
+def test_groups_of_nearly_equal_size_are_padded(version: str, sliding: int, full: int, counts: set[int]) -> None:
+    """One padded group each while the counts are within 1.25 (1.5 in recent versions), else the larger is split."""
+    layers = ["sliding_attention"] * sliding + ["full_attention"] * full
+    config = GPT_OSS | {"num_hidden_layers": len(layers), "layer_types": layers}
+    assert {g.count for g in model(config, "vllm", version).pools[0].groups} == counts
 
 
 def test_a_pool_of_equal_pages_is_shared_by_stages() -> None:
@@ -224,6 +226,16 @@ def test_llamacpp_caches_sliding_layers_in_a_window() -> None:
     kv = model(GPT_OSS, "llamacpp", flags=Flags(n_ubatch=512))
     full_cell, sliding_cell = 18 * 2048, 18 * 2048
     assert kv.sequence_bytes(10_000) == (10_000 * full_cell + 768 * sliding_cell,)
+
+
+def test_ollama_multiplies_the_context_by_its_slots() -> None:
+    """num_ctx is one slot's on Ollama and the total on llama-server."""
+    options = Flags(n_parallel=4)
+    shape = geometry(LLAMA_8B)
+    sizes = [
+        cell_cache(shape, engine_rules(e), kv_types("f16"), 2048, options).total_bytes for e in ("llamacpp", "ollama")
+    ]
+    assert sizes == [2048 * 131072, 4 * 2048 * 131072]
 
 
 def test_llamacpp_splits_layers_over_devices() -> None:

@@ -109,6 +109,35 @@ def test_more_memory_never_means_less(engine: str, model: str) -> None:
     assert all(r.safe_sequences_70 <= r.max_sequences for r in rows)
 
 
+def test_sglang_states_cap_the_running_requests() -> None:
+    """The state pool has r / (1 + r) of what remains; short contexts are bound by it, long ones by KV."""
+    short, long = (plan_row(request("Qwen3.5-35B-A3B", "fp8", n, 80, 1, "sglang")) for n in (2048, 131072))
+    states = build_kv_model(load_geometry("Qwen3.5-35B-A3B"), engine_rules("sglang")).state_bytes_per_sequence
+    rest = short.headroom_bytes + short.max_sequences * short.kv_bytes_per_sequence
+    assert short.max_sequences == int(rest * 0.9 / 1.9 // states)
+    assert 0 < long.max_sequences < short.max_sequences
+
+
+def test_sglang_pools_of_a_fixed_ratio_are_bound_by_the_tighter() -> None:
+    """At long contexts the sliding pool stands half empty: fewer sequences than the bytes alone would allow."""
+    row = plan_row(request("gpt-oss-20b", "mxfp4", 65536, 80, 1, "sglang"))
+    assert (
+        row.max_sequences
+        < (row.headroom_bytes + row.max_sequences * row.kv_bytes_per_sequence) // row.kv_bytes_per_sequence
+    )
+
+
+def test_graphs_come_on_top_of_older_engines_share() -> None:
+    """Before 0.21 the pool did not pay for CUDA graphs, so it was larger by them on a card with room."""
+    old, new = (
+        plan_row(replace(request("Qwen3-8B", "bf16", 8192, 80), rules=engine_rules("vllm", v)))
+        for v in ("0.20", "0.21")
+    )
+    graphs = 20 * 2**20 * 36
+    assert old.overhead_bytes == new.overhead_bytes - graphs
+    assert old.max_sequences >= new.max_sequences
+
+
 # --- a running replica -------------------------------------------------------------------------------------
 
 
