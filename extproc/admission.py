@@ -7,7 +7,7 @@ The only waits are counting (bounded by its deadline) and one ledger call (bound
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from extproc.candidates import Ask, Place, Planner
@@ -17,6 +17,7 @@ from extproc.decisions import Decisions, Identity, Understood, considered
 from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
 from extproc.errors import BadRequest, LedgerDown
 from extproc.fleet import Fleet
+from extproc.holding import Holding, NoPlace
 from extproc.learning import Learning
 from extproc.ledger.base import End, Ended, Ledger, ReserveRequest, ReserveResult
 from extproc.ledger.posture import LocalShare
@@ -24,6 +25,8 @@ from extproc.metadata import exchange_id
 from extproc.policy.lanes import LaneTable, Route
 from extproc.types import Decision, Reason, RequestHead
 
+#: Asks Envoy to wait this many milliseconds for the answer.
+Extend = Callable[[int], Awaitable[None]]
 #: Output caps fall into classes of requests that behave alike: none, short, medium, long.
 CAP_CLASSES = (256, 2048)
 
@@ -51,6 +54,7 @@ class Admission:
         fleet: Fleet,
         learning: Learning,
         share: LocalShare,
+        holding: Holding[Decision],
         clock_s: Callable[[], float],
         spread: Callable[[], float],
     ) -> None:
@@ -63,18 +67,20 @@ class Admission:
         self._fleet = fleet
         self._learning = learning
         self._share = share
+        self._holding = holding
         self._clock_s = clock_s
         self._limits = BodyLimits(max_bytes=config.serve.max_body_bytes)
 
     def begin(self, head: RequestHead, owner: str) -> Pending:
         """Start a request under a fresh random id that no client can choose."""
-        who = Identity(
-            secrets.token_hex(12), owner, head.request_id, exchange_id(head.request_id, head.began_us)
-        )
+        who = Identity(secrets.token_hex(12), owner, head.request_id, exchange_id(head.request_id, head.began_us))
         return Pending(who, head)
 
-    async def decide(self, pending: Pending, body: bytes) -> Decision:
-        """The decision for one complete request; never raises for anything a client can send."""
+    async def decide(self, pending: Pending, body: bytes, extend: Extend | None = None) -> Decision:
+        """The decision for one complete request; never raises for anything a client can send.
+
+        ``extend(ms)`` asks Envoy to wait longer, once, for lanes that may be held at the gate; None: nothing is held.
+        """
         started = self._clock_s()
         try:
             parsed = parse(pending.head, body, self._limits)
@@ -87,7 +93,18 @@ class Admission:
         route = self._lanes.classify(pending.head, request.model or "")
         if route is None or not route.chain:
             return self._decisions.refused(pending.who, Reason.UNKNOWN_MODEL, parsed=parsed)
+        queue = route.lane.queue if extend is not None and self._config.mode == "enforce" else None
+        if queue is None or extend is None:
+            return await self._place(pending, await self._understand(pending, parsed, request, route))
+        until_s = started + queue.max_wait_ms / 1000.0
+        await extend(
+            min(queue.max_wait_ms + self._config.envoy.message_timeout_ms, self._config.envoy.max_message_timeout_ms)
+        )
         what = await self._understand(pending, parsed, request, route)
+        return await self._place_or_hold(pending, what, len(body), until_s)
+
+    async def _place(self, pending: Pending, what: Understood) -> Decision:
+        """Find places, reserve the first that fits, and say what came of it."""
         places = self._places(what)
         usable = [place for place in places if place.candidate is not None]
         if not usable:
@@ -100,6 +117,25 @@ class Admission:
         finally:
             pending.timings_ms["ledger"] = (self._clock_s() - started) * 1000.0
         return self._settle(pending, what, places, usable, result)
+
+    async def _place_or_hold(self, pending: Pending, what: Understood, size: int, until_s: float) -> Decision:
+        """The same, waiting in the lane's line until ``until_s`` (our clock) where there is no room now."""
+        lane = what.route.lane_name
+        if not self._holding.busy(lane):
+            decision = await self._place(pending, what)
+            if not _full_for_now(decision):
+                return decision
+
+        async def attempt() -> Decision | None:
+            decision = await self._place(pending, what)
+            return None if _full_for_now(decision) else decision
+
+        began_s = self._clock_s()
+        answer = await self._holding.hold(lane, size, attempt, until_s - began_s)
+        if isinstance(answer, NoPlace):
+            reason = Reason.QUEUE_FULL if answer is NoPlace.FULL else Reason.QUEUE_TIMEOUT
+            answer = self._decisions.refused(pending.who, reason, what=what)
+        return replace(answer, waited_ms=round((self._clock_s() - began_s) * 1000.0))
 
     def too_large(self, pending: Pending) -> Decision:
         """The refusal of a body over the limit, seen before it was parsed."""
@@ -259,3 +295,8 @@ def request_class(request: InferenceRequest) -> str:
     cap = request.max_output_tokens
     size = "none" if cap is None else next((f"le{bound}" for bound in CAP_CLASSES if cap <= bound), "long")
     return f"{request.operation}:{'s' if request.stream else '-'}:{'t' if request.has_tools else '-'}:{size}"
+
+
+def _full_for_now(decision: Decision) -> bool:
+    """Whether waiting can help: every place was full, and none was unknown or away."""
+    return decision.refusal is not None and decision.refusal.status == 429

@@ -51,6 +51,7 @@ class Completion:
         share: LocalShare,
         observer: Observer,
         view: Callable[[str], ReplicaView | None],
+        room_came_free: Callable[[], None],
         clock_s: Callable[[], float],
     ) -> None:
         self._config = config
@@ -59,6 +60,7 @@ class Completion:
         self._share = share
         self._observer = observer
         self._view = view
+        self._room_came_free = room_came_free
         self._clock_s = clock_s
         self._pool = config.ledger.pool
         self._lags = {name: target.abort_lag_ms / 1000.0 for name, target in config.targets.items()}
@@ -109,6 +111,7 @@ class Completion:
         try:
             if ends:
                 await self._ledger.end(ends)
+                self._room_came_free()
             if renewals:
                 await self._ledger.renew(list(renewals.values()))
         except LedgerDown:

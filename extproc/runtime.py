@@ -26,6 +26,7 @@ from extproc.config.models import Config
 from extproc.counting import Counting
 from extproc.errors import ConfigError, LedgerDown
 from extproc.fleet import Fleet
+from extproc.holding import Holding
 from extproc.learning import Learning
 from extproc.ledger.base import Ledger, LedgerSnapshot
 from extproc.ledger.inmemory import InMemoryLedger
@@ -38,10 +39,12 @@ from extproc.telemetry.decisionlog import DecisionLog, RingLog, StreamLog
 from extproc.telemetry.ledgerwatch import watched
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.spans import Spans
+from extproc.types import Decision
 
 log = logging.getLogger("kvgate.serve")
 
-#: Envoy's health check runs every second: new streams go elsewhere before we stop taking them.
+#: Envoy's health check runs twice a second and believes the second answer: until then it sends new streams here,
+#: and they are served.
 DRAIN_S = 1.5
 #: How often an instance says that it lives, and how long it counts as living after that.
 BEAT_S, BEAT_TTL_S = 1.0, 5.0
@@ -81,6 +84,8 @@ class Runtime:
         self.gate = Gate()
         self.learning = Learning()
         self.share = LocalShare()
+        lines = {name: lane.queue for name, lane in config.lanes.items() if lane.queue is not None}
+        self.holding: Holding[Decision] = Holding(lines, metrics.queue_depth)
         self.fleet = Fleet(ledger, self._saw)
         self.spans = Spans.from_config(config.telemetry, version=version("kvgate"), on_result=metrics.spans)
         self.counting = Counting.from_config(config)
@@ -94,11 +99,12 @@ class Runtime:
             fleet=self.fleet,
             learning=self.learning,
             share=self.share,
+            holding=self.holding,
             clock_s=time.perf_counter,
             spread=random.random,
         )
         self.completion = Completion(
-            config, ledger, self.learning, self.share, observer, self.fleet.view, time.monotonic
+            config, ledger, self.learning, self.share, observer, self.fleet.view, self.holding.wake, time.monotonic
         )
         self.service = Service(self.admission, self.completion, observer, self.gate, config.serve.max_body_bytes)
         self.admin = AdminServer({"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz})
@@ -108,7 +114,7 @@ class Runtime:
         await self.admin.start(admin)
         await self.fleet.refresh()
         server = await start(self.service, listen, self.config.serve.max_body_bytes, ready)
-        self.gate.set(True)
+        self.gate.set(open_=True, wanted=True)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(self.fleet.run()),
@@ -117,9 +123,10 @@ class Runtime:
                 tasks.create_task(self._beat()),
             ]
             await stop.wait()
-            self.gate.set(False)
+            self.gate.set(open_=True, wanted=False)
             log.info("draining")
             await asyncio.sleep(DRAIN_S)
+            self.gate.set(open_=False, wanted=False)
             await self.service.settle()
             await server.stop(GRACE_S)
             for task in running:
@@ -141,6 +148,8 @@ class Runtime:
     def _saw(self, snapshot: LedgerSnapshot) -> None:
         self.metrics.fleet(snapshot)
         self.share.observe(snapshot)
+        # Ends that other instances saw, and cooling that came to its end, show in a snapshot only.
+        self.holding.wake()
 
     async def _metrics(self, accept: str) -> Answer:
         kind, body = self.metrics.exposition(accept)
@@ -151,12 +160,12 @@ class Runtime:
 
     async def _readyz(self, _accept: str) -> Answer:
         components = {
-            "gate": "ok" if self.gate.open else "draining",
+            "gate": "ok" if self.gate.wanted else "draining",
             "ledger": "ok" if self.fleet.failures == 0 and self.fleet.snapshot is not None else "down",
         }
         # A ledger that is away is a posture, not an illness: the gate alone decides.
         body = json.dumps({"status": components["gate"], "components": components}).encode() + b"\n"
-        return (200 if self.gate.open else 503), "application/json", body
+        return (200 if self.gate.wanted else 503), "application/json", body
 
 
 async def serve(config: Config, *, where: str, listen: str, admin: str, ready: Callable[[str], None]) -> None:

@@ -23,7 +23,7 @@ from extproc.completion import Completion
 from extproc.dialects import error_body
 from extproc.exchange import Action, Exchange
 from extproc.gateway.names import ATTRIBUTE_NODE, ATTRIBUTE_PEER, ATTRIBUTE_TIME, ATTRIBUTES_KEY, LOG_REQUEST
-from extproc.mutation import CONTINUES, go_on, refuse
+from extproc.mutation import CONTINUES, go_on, hold, refuse
 from extproc.policy.refusals import retry_after_seconds
 from extproc.types import Decision, RequestHead
 from extproc.wire import pb
@@ -61,17 +61,22 @@ class Observer(Protocol):
 
 
 class Gate:
-    """Whether this process takes new work; closes on shutdown."""
+    """Whether this process takes new work (``open``) and whether it wants any (``wanted``, what health says).
 
-    __slots__ = ("_changed", "open")
+    It leaves in two steps: work goes on coming until Envoy has seen that it is not wanted any more.
+    """
+
+    __slots__ = ("_changed", "open", "wanted")
 
     def __init__(self) -> None:
         self.open = False
+        self.wanted = False
         self._changed = asyncio.Event()
 
-    def set(self, open_: bool) -> None:
-        """Open or close, and tell whoever watches health."""
+    def set(self, *, open_: bool, wanted: bool) -> None:
+        """Take the next step, and tell whoever watches health."""
         self.open = open_
+        self.wanted = wanted
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -153,7 +158,7 @@ class Service:
                     return
                 pending = self._admission.begin(exchange.head, owner)
                 started_ns = time.perf_counter_ns()
-                decision, answer = await self._answer(pending, exchange, action, stage)
+                decision, answer = await self._answer(pending, exchange, action, stage, context)
                 # From here on Envoy may have the answer, whatever becomes of this call (it can end long after, where
                 # this process was stopped in between): only the access log knows.
                 written = True
@@ -212,7 +217,7 @@ class Service:
             await asyncio.gather(*tuple(self._background), return_exceptions=True)
 
     def _health(self) -> pb.HealthCheckResponse:
-        status = pb.HealthCheckResponse.SERVING if self._gate.open else pb.HealthCheckResponse.NOT_SERVING
+        status = pb.HealthCheckResponse.SERVING if self._gate.wanted else pb.HealthCheckResponse.NOT_SERVING
         return pb.HealthCheckResponse(status=status)
 
     def _feed(self, exchange: Exchange, message: pb.ProcessingRequest, stage: str) -> Action:
@@ -225,7 +230,7 @@ class Service:
         return exchange.response_message()
 
     async def _answer(
-        self, pending: Pending, exchange: Exchange, action: Action, stage: str
+        self, pending: Pending, exchange: Exchange, action: Action, stage: str, context: Any
     ) -> tuple[Decision, pb.ProcessingResponse]:
         try:
             if not self._gate.open:
@@ -233,7 +238,9 @@ class Service:
             elif action is Action.TOO_LARGE:
                 decision = self._admission.too_large(pending)
             else:
-                decision = await self._admission.decide(pending, exchange.body)
+                decision = await self._admission.decide(
+                    pending, exchange.body, lambda wait_ms: context.write(hold(wait_ms))
+                )
             return decision, render(decision, stage, pending.head)
         except Exception:
             # The outer border of one request: whatever it was, the client gets an answer and nothing stays reserved.

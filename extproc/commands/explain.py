@@ -20,6 +20,7 @@ from extproc.config import Config, load
 from extproc.counting import Counting
 from extproc.errors import ConfigError
 from extproc.fleet import Fleet
+from extproc.holding import Holding
 from extproc.learning import Learning
 from extproc.ledger.base import Ledger, LedgerSnapshot, LiveReservation, Upsert
 from extproc.ledger.inmemory import InMemoryLedger
@@ -81,6 +82,7 @@ async def _explain(config: Config, args: argparse.Namespace, head: RequestHead, 
         fleet=fleet,
         learning=Learning(),
         share=LocalShare(),
+        holding=Holding({}),
         clock_s=time.perf_counter,
         spread=lambda: MIDDLE,
     )
