@@ -30,7 +30,8 @@ class OpenAi:
         if answer is None or not (ok(answer) or answer.status in ALIVE):
             return Reading(Availability.UNHEALTHY)
         cards = dig(answer.json(), "data") if ok(answer) else None
-        card = next((card for card in cards or () if dig(card, "id") == hints.served_model), None)
+        cards = cards if isinstance(cards, list) else []
+        card = next((card for card in cards if dig(card, "id") == hints.served_model), None)
         notes = [
             f"{name}: {value}"
             for name, value in sorted(answer.headers.items())

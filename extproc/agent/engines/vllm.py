@@ -79,12 +79,14 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
 STARTED = "process_start_time_seconds"
 #: Written per process even where prometheus' multiprocess mode drops the process_* series.
 CREATED = ("vllm:num_preemptions_created", "vllm:prompt_tokens_created")
+#: A time stamp per set of adapters; old sets stay, so the newest counts.
 LORA = "vllm:lora_requests_info"
+WAITING_REASON = "vllm:num_requests_waiting_by_reason"
 
 WANTED = frozenset(
     normalise(name)
     for name in (
-        *RUNNING.names, *WAITING.names, *SWAPPED.names, *USAGE.names, CONFIG, SLEEP, STARTED, *CREATED,
+        *RUNNING.names, *WAITING.names, *SWAPPED.names, *USAGE.names, CONFIG, SLEEP, LORA, WAITING_REASON, STARTED, *CREATED,
         *(name for names in COUNTERS.values() for name in names),
     )
 )  # fmt: skip
@@ -134,7 +136,7 @@ class Vllm:
         running, waiting = summed(view.running for view in views), summed(view.waiting for view in views)
         wanted = {"capacity": capacity, "used": used, "running": running, "waiting": waiting}
         started = _started(exposition)
-        notes = [pool.note for pool in pools.values() if pool.note]
+        notes = [pool.note for pool in pools.values() if pool.note] + _remarks(exposition)
         if metrics is not None and metrics.status == 404:
             notes.append("metrics_off: /metrics is 404")
         if not served:
@@ -221,6 +223,18 @@ def _availability(health: Answer | None, exposition: Exposition) -> Availability
         return Availability.UNHEALTHY
     awake = [s.value for s in exposition.get(normalise(SLEEP)) if s.labels.get("sleep_state") == "awake"]
     return Availability.ASLEEP if awake and min(awake) == 0 else Availability.SERVING
+
+
+def _remarks(exposition: Exposition) -> list[str]:
+    """What an operator wants to see and no decision needs: adapters in use, why requests wait."""
+    remarks = []
+    adapters = [s for s in exposition.get(normalise(LORA)) if math.isfinite(s.value)]
+    if adapters:
+        labels = max(adapters, key=lambda sample: sample.value).labels
+        running, waiting = labels.get("running_lora_adapters", ""), labels.get("waiting_lora_adapters", "")
+        remarks.append(f"lora: running [{running}], waiting [{waiting}], at most {labels.get('max_lora', '?')}")
+    reasons = [s for s in exposition.get(normalise(WAITING_REASON)) if 0 < s.value < math.inf]
+    return remarks + [f"waiting_{s.labels.get('reason', 'unknown')}: {s.value:.0f}" for s in reasons]
 
 
 def _started(exposition: Exposition) -> float | None:

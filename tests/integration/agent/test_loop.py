@@ -69,11 +69,14 @@ async def test_a_round_publishes_every_engine_in_one_call() -> None:
     """Two kinds of engine, one publish, on the ledger's clock; the snapshot shows them."""
     clock_s = 5_000.0
     ledger = InMemoryLedger(lambda: clock_s + time.monotonic())
-    async with emulated() as [vllm], emulated(personality="llamacpp") as [llama]:
-        async with agent(ledger, endpoint(vllm), endpoint(llama, "r1", "llamacpp")) as running:
-            await running.round()
-            snapshot = await ledger.snapshot()
-            ready = running.health.ready()
+    async with (
+        emulated() as [vllm],
+        emulated(personality="llamacpp") as [llama],
+        agent(ledger, endpoint(vllm), endpoint(llama, "r1", "llamacpp")) as running,
+    ):
+        await running.round()
+        snapshot = await ledger.snapshot()
+        ready = running.health.ready()
     views = snapshot.replicas
     assert {name: view.state for name, view in views.items()} == {"r0": "ready", "r1": "ready"}
     assert views["r0"].report is not None
@@ -98,16 +101,18 @@ async def test_a_silent_metrics_endpoint_holds_up_neither_the_round_nor_the_othe
     """One engine never answers /metrics: the round ends in time, the other is fresh, the first keeps its age."""
     ledger = InMemoryLedger(time.monotonic)
     quick = replace(SETTINGS, timeout_s=0.1)
-    async with emulated(2) as [slow, good]:
-        async with agent(ledger, endpoint(slow, "slow"), endpoint(good, "good"), settings=quick) as running:
-            await running.round()
-            first = {report.replica: report.scrape_end_at_s for report in running.published}
-            slow.faults.silent_metrics = True
-            began = time.monotonic()
-            await running.round()
-            await running.round()
-            elapsed_s = time.monotonic() - began
-            second = {report.replica: report for report in running.published}
+    async with (
+        emulated(2) as [slow, good],
+        agent(ledger, endpoint(slow, "slow"), endpoint(good, "good"), settings=quick) as running,
+    ):
+        await running.round()
+        first = {report.replica: report.scrape_end_at_s for report in running.published}
+        slow.faults.silent_metrics = True
+        began = time.monotonic()
+        await running.round()
+        await running.round()
+        elapsed_s = time.monotonic() - began
+        second = {report.replica: report for report in running.published}
     assert elapsed_s < 1.0
     assert second["slow"].state is ReplicaState.READY
     assert second["slow"].scrape_end_at_s == pytest.approx(first["slow"], abs=0.01)
@@ -205,12 +210,15 @@ async def test_a_second_agent_for_one_node_is_named() -> None:
     """Both tell the truth, the newest scrape counts, and both say that the other is there."""
     ledger = InMemoryLedger(time.monotonic)
     settings = replace(SETTINGS, interval_s=1.0)
-    async with emulated() as [engine], agent(ledger, endpoint(engine), settings=settings) as one:
-        async with agent(ledger, endpoint(engine), settings=replace(settings, instance="two")) as two:
-            for _ in range(21):
-                await two.round()
-                await one.round()
-            snapshot = await ledger.snapshot()
+    async with (
+        emulated() as [engine],
+        agent(ledger, endpoint(engine), settings=settings) as one,
+        agent(ledger, endpoint(engine), settings=replace(settings, instance="two")) as two,
+    ):
+        for _ in range(21):
+            await two.round()
+            await one.round()
+        snapshot = await ledger.snapshot()
     assert "another agent publishes for node-a" in (two.health.components["node"], one.health.components["node"])
     assert snapshot.replicas["r0"].state == "ready"
 
@@ -226,12 +234,15 @@ async def test_a_lost_card_takes_only_its_own_replicas() -> None:
     """Two shards on two cards: one card lost, the replica is lost; its neighbour on a third card is not (f11)."""
     ledger = InMemoryLedger(time.monotonic)
     devices = DeviceWatch([])
-    async with emulated(2) as [first, second], agent(
-        ledger,
-        endpoint(first, "tp2", devices=("GPU-a", "GPU-b")),
-        endpoint(second, "solo", devices=("GPU-c",)),
-        devices=devices,
-    ) as running:
+    async with (
+        emulated(2) as [first, second],
+        agent(
+            ledger,
+            endpoint(first, "tp2", devices=("GPU-a", "GPU-b")),
+            endpoint(second, "solo", devices=("GPU-c",)),
+            devices=devices,
+        ) as running,
+    ):
         devices.take([card(uuid=f"GPU-{x}") for x in "abc"], time.monotonic())
         await running.round()
         before = states(running)

@@ -94,7 +94,8 @@ async def test_counts_and_rates_are_the_engines(model: Path, tmp_path: Path) -> 
     usage = [answer["usage"] for answer in answers]
     assert prefilled.counters.prompt_tokens == sum(u["prompt_tokens"] for u in usage)  # type: ignore[index]
     assert prefilled.counters.output_tokens == sum(u["completion_tokens"] for u in usage)  # type: ignore[index]
-    assert rates.output_tokens_per_s is not None and rates.output_tokens_per_s > 0
+    assert rates.output_tokens_per_s is not None
+    assert rates.output_tokens_per_s > 0
 
 
 async def test_a_killed_engine_is_out_within_two_scrapes_and_voids_on_return(model: Path, tmp_path: Path) -> None:
