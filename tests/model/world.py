@@ -65,7 +65,7 @@ class Scenario:
         return Scenario(
             seed=seed, requests=rng.choice((10, 20, 40)), span_s=rng.choice((4.0, 10.0, 20.0)), replicas=rng.choice((1, 1, 2)),
             capacity=rng.choice((40, 60, 120)), slots=rng.choice((None, None, 4)), aborts=rng.choice((0.0, 0.3, 0.6)),
-            left_while_deciding=sometimes(0.1), record_loss=sometimes(0.15), record_duplicate=sometimes(0.2),
+            left_while_deciding=sometimes(0.1), record_loss=sometimes(0.3), record_duplicate=sometimes(0.2),
             record_lag_s=rng.choice((0.02, 0.3, 1.5)), scrape_loss=sometimes(0.3), scrape_lag_s=rng.choice((0.05, 0.5, 2.0)),
             crash_every_s=sometimes(6.0), pause_every_s=sometimes(6.0), outage_every_s=sometimes(6.0),
             loss_every_s=sometimes(12.0), restart_every_s=sometimes(8.0), agent_away_every_s=sometimes(8.0),
@@ -161,6 +161,7 @@ class World:
         self.agent_up = True
         self.admitted = self.refused = self.bursts = 0
         self.quiet_s = START_S + scenario.span_s
+        self.calm_s = START_S
 
     # -- time -------------------------------------------------------------------------------------------------
 
@@ -205,8 +206,8 @@ class World:
                 )
 
     def _settle(self) -> None:
-        """15 s after the last stream nothing counts any more; a minute later nothing is remembered."""
-        end_s = self.now_s + 15.0 + 2 * self.s.record_lag_s + (3.0 if self.s.loss_every_s else 0.0)
+        """15 s after the last stream and the last fault nothing counts any more; a minute later nothing is remembered."""
+        end_s = max(self.now_s, self.calm_s) + 15.0 + 2 * self.s.record_lag_s + (3.0 if self.s.loss_every_s else 0.0)
         self._until(lambda: self.now_s >= end_s)
         self._audit()
         left = {n: v.reserved_blocks for n, v in self.ledger.snapshot(self.now_s).replicas.items() if v.reserved_blocks}
@@ -493,6 +494,11 @@ class World:
         if self.ledger_up:
             what()
 
+    def _mend(self, seconds: float, what: Callable[[], None]) -> None:
+        """The fault is over that much later."""
+        self.calm_s = max(self.calm_s, self.now_s + seconds)
+        self.at(seconds, what)
+
     def _fault_later(self, every_s: float, fault: Callable[[], None]) -> None:
         delay_s = self.rng.expovariate(1.0 / every_s)
 
@@ -518,7 +524,7 @@ class World:
         def back() -> None:
             sidecar.up, sidecar.listening_since_s, sidecar.paused_until_s = True, self.now_s, 0.0
 
-        self.at(self.rng.choice((0.3, 2.0, 4.5)), back)
+        self._mend(self.rng.choice((0.3, 2.0, 4.5)), back)
 
     def _pause(self) -> None:
         """SIGSTOP: entries wait in the socket and come all at once."""
@@ -529,7 +535,7 @@ class World:
         def resume() -> None:
             sidecar.listening_since_s = self.now_s
 
-        self.at(seconds, resume)
+        self._mend(seconds, resume)
 
     def _outage(self) -> None:
         self.ledger_up = False
@@ -539,7 +545,7 @@ class World:
             for sidecar in self.sidecars:
                 sidecar.listening_since_s = self.now_s
 
-        self.at(self.rng.choice((0.1, 1.0, 6.0)), back)
+        self._mend(self.rng.choice((0.1, 1.0, 6.0)), back)
 
     def _lose(self) -> None:
         self.ledger.wipe()
@@ -559,7 +565,7 @@ class World:
         def back() -> None:
             engine.up, engine.started_s = True, self.now_s - 0.5
 
-        self.at(self.rng.choice((1.0, 3.0)), back)
+        self._mend(self.rng.choice((1.0, 3.0)), back)
 
     def _agent_away(self) -> None:
         self.agent_up = False
@@ -567,4 +573,4 @@ class World:
         def back() -> None:
             self.agent_up = True
 
-        self.at(self.rng.choice((2.0, 7.0, 20.0)), back)
+        self._mend(self.rng.choice((2.0, 7.0, 20.0)), back)
