@@ -112,6 +112,7 @@ def _load(args: argparse.Namespace, geometry: Geometry) -> Load:
         lora_rank=args.lora_rank,
         max_loras=args.max_loras,
         image_tokens=images,
+        devices=args.tp * args.pp,
     )
 
 
@@ -196,7 +197,7 @@ _TERM_WORDS = {
 def _text(
     args: argparse.Namespace, geometry: Geometry, rules: EngineRules, kv: KvModel, load: Load, result: Estimate
 ) -> str:
-    n = kv.shards
+    n = len(result.shard_bytes)
     where = f"{n} devices" if n > 1 else "1 device"
     lines = [
         f"{geometry.name} on {kv.engine}, KV {kv.kv_dtype}, {where}: {load.sequences} x {result.tokens} tokens",
@@ -212,6 +213,8 @@ def _text(
     ]
     each = max(result.shard_bytes)
     lines.append(f"One device holds {size(each)} of it." if n > 1 else f"The device holds {size(each)}.")
+    if n > kv.shards:
+        lines.append(f"A request lives on {kv.shards} of the {n} devices (attention data parallelism).")
     if kv.bytes_per_token:
         blocks = (
             f"{result.blocks} blocks of {kv.block_tokens} tokens" if kv.block_tokens > 1 else f"{result.blocks} cells"

@@ -1,6 +1,6 @@
 """The figures engines print at start-up, computed: cache sizes, block counts, concurrency, compute buffers.
 
-Owns the arithmetic of a whole replica (04-memory sections 2 to 4); ``kv`` owns that of a request. Every function says
+Owns the arithmetic of a whole replica (docs/memory.md); ``kv`` owns that of a request. Every function says
 in whose log its result appears.
 """
 

@@ -17,7 +17,10 @@ from extproc.memory.weights import WeightFormat, geometry_weights
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of the model: ``sequences`` sequences of ``tokens`` tokens each, and the engine's step sizes."""
+    """What is asked of the model: ``sequences`` sequences of ``tokens`` tokens each, and the engine's step sizes.
+
+    ``devices`` hold the weights; more than the KV's shards under attention data parallelism (None: as many).
+    """
 
     tokens: int
     sequences: int = 1
@@ -28,6 +31,7 @@ class Load:
     lora_rank: int = 0
     max_loras: int = 0
     image_tokens: int = 0
+    devices: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +68,20 @@ def estimate(geometry: Geometry, rules: EngineRules, kv: KvModel, load: Load, *,
     cells = rules.style is PoolStyle.CELLS
     tokens = pad_up(load.tokens, 256) if cells else load.tokens
     weights, weights_how = geometry_weights(geometry, form, weights_size)
-    shards = kv.shards
+    devices = max(kv.shards, load.devices or 0)
     kv_shards = _kv_shards(kv, tokens, load.sequences)
     beside = 0 if kv.state_in_pool else load.sequences * kv.state_bytes_per_sequence
     terms = [
-        Term("weights", weights, weights_how, "04-memory section 5"),
+        Term("weights", weights, weights_how, "docs/memory.md"),
         *_kv_terms(kv, geometry, tokens, load.sequences),
     ]
     if draft is not None:
         draft_geometry, draft_kv = draft
         draft_weights, how = geometry_weights(draft_geometry)
-        terms.append(Term("draft_weights", draft_weights, f"{draft_geometry.name}: {how}", "04-memory section 5"))
+        terms.append(Term("draft_weights", draft_weights, f"{draft_geometry.name}: {how}", "docs/memory.md"))
         amount = load.sequences * sum(_kv_shards(draft_kv, tokens, 1))
         terms.append(Term("draft_kv", amount, f"{load.sequences} x {tokens} tokens x {draft_kv.bytes_per_token} B",
-                          "04-memory section 5"))  # fmt: skip
+                          "docs/memory.md"))  # fmt: skip
     if load.max_loras:
         terms.append(lora_term(geometry, load.lora_rank, load.max_loras))
     if load.image_tokens:
@@ -86,10 +90,10 @@ def estimate(geometry: Geometry, rules: EngineRules, kv: KvModel, load: Load, *,
         geometry, rules, tp=kv.tp, batched_tokens=load.batched_tokens, max_sequences=load.max_sequences,
         n_ctx=tokens * load.sequences, n_ubatch=load.n_ubatch, flash=load.flash,
     )  # fmt: skip
-    suffix = f", on each of {shards} devices" if shards > 1 else ""
-    terms += [Term(t.name, t.bytes * shards, t.formula + suffix, t.source) for t in each]
-    spread = (sum(t.bytes for t in terms) - sum(kv_shards) - beside) // shards
-    state_each = tuple(load.sequences * b for b in kv.state_shard_bytes) if beside else (0,) * shards
+    suffix = f", on each of {devices} devices" if devices > 1 else ""
+    terms += [Term(t.name, t.bytes * devices, t.formula + suffix, t.source) for t in each]
+    spread = (sum(t.bytes for t in terms) - sum(kv_shards) - beside) // devices
+    state_each = tuple(load.sequences * b for b in kv.state_shard_bytes) if beside else (0,) * kv.shards
     return Estimate(
         tokens=tokens,
         blocks=load.sequences * kv.blocks(tokens),
@@ -98,7 +102,8 @@ def estimate(geometry: Geometry, rules: EngineRules, kv: KvModel, load: Load, *,
         state_bytes=load.sequences * kv.state_bytes_per_sequence,
         weights_bytes=weights,
         terms=tuple(terms),
-        shard_bytes=tuple(k + s + spread for k, s in zip(kv_shards, state_each, strict=True)),
+        shard_bytes=tuple(k + s + spread for k, s in zip(kv_shards, state_each, strict=True))
+        + (spread,) * (devices - kv.shards),
         state_in_pool=kv.state_in_pool,
     )
 
@@ -126,7 +131,8 @@ def _kv_terms(kv: KvModel, geometry: Geometry, tokens: int, sequences: int) -> l
     for pool in kv.pools:
         for g in pool.groups:
             blocks = g.used(tokens) * sequences
-            what = f"{sequences} x {g.used(tokens)} blocks x {pool.block_bytes} B"
+            unit = "cells" if g.block_tokens == 1 else "blocks"
+            what = f"{sequences} x {g.used(tokens)} {unit} x {pool.block_bytes} B"
             terms.append(Term(_KIND_TERMS[g.kind], blocks * pool.block_bytes, f"{what} ({_why(kv, geometry, g.kind, g.block_tokens, g.cap_tokens)})",
                               source))  # fmt: skip
     if kv.state_bytes_per_sequence and not kv.state_in_pool:
@@ -142,7 +148,8 @@ def _why(kv: KvModel, geometry: Geometry, kind: LayerKind, block: int, cap: int)
     layers = [g for g in geometry.groups if _KIND_TERMS[g.kind] == _KIND_TERMS[kind]] or list(geometry.groups)
     shape = ", ".join(_shape(g) for g in layers)
     window = f", at most {cap} tokens a sequence" if cap else ""
-    return f"{block} tokens a block{window}; {shape}; KV {kv.kv_dtype}"
+    unit = "a token a cell" if block == 1 else f"{block} tokens a block"
+    return f"{unit}{window}; {shape}; KV {kv.kv_dtype}"
 
 
 def _shape(g: LayerGroup) -> str:

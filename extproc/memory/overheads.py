@@ -1,7 +1,7 @@
 """Everything in device memory that is neither weights nor KV, as named terms.
 
 Owns coarse but sourced figures for what an engine takes before the first request; measured values replace them once
-an engine has started. Figures: 04-memory sections 2, 3 and 5 (start-up logs of ten runs).
+an engine has started. Figures: docs/memory.md (start-up logs of ten runs).
 """
 
 from __future__ import annotations

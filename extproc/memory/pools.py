@@ -1,6 +1,6 @@
 """How an engine cuts a model's cache into pools of equal blocks.
 
-Owns the engines' allocation rules (04-memory sections 2 to 4) as functions from geometry to ``Pool``; knows no
+Owns the engines' allocation rules (docs/memory.md) as functions from geometry to ``Pool``; knows no
 request. Everything here runs once per model, never per request.
 """
 

@@ -1,6 +1,6 @@
 """Bytes per token of one layer on one shard, and how layers fall on pipeline stages.
 
-Owns the smallest piece of every estimate (04-memory section 1); knows no pool.
+Owns the smallest piece of every estimate (docs/memory.md); knows no pool.
 """
 
 from __future__ import annotations

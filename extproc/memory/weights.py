@@ -1,7 +1,7 @@
 """Bytes of a model's weights by format.
 
 Owns the bits that each format really spends and on which parts; file sizes, where seen, are better than any of it.
-Sources: 04-memory section 5; block sizes from gguf 0.19.0 GGML_QUANT_SIZES.
+Sources: docs/memory.md; block sizes from gguf 0.19.0 GGML_QUANT_SIZES.
 """
 
 from __future__ import annotations

@@ -251,3 +251,10 @@ def test_plan_refuses_with_one_line(arguments: list[str]) -> None:
     with pytest.raises((GeometryError, ConfigError)) as caught:
         call(plan_command, *arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_attention_data_parallelism_spreads_weights_not_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    """The weights lie on all eight devices, one request's KV on one of them."""
+    found = answer(capsys, estimate_command, "DeepSeek-V3", "--engine", "sglang", "--tp", "8", "--dp", "8")
+    assert (len(found["kv_bytes_per_shard"]), len(found["bytes_per_device"])) == (1, 8)
+    assert found["bytes_per_device"][0] - found["bytes_per_device"][1] == found["kv_bytes"]

@@ -20,7 +20,7 @@ from extproc.memory.overheads import (
 from extproc.memory.weights import FORMATS, format_in_name, geometry_weights, weight_format, weights_bytes
 
 LOGGED = [
-    # model, format, devices, GiB a device (vLLM's "Model loading took" lines of 04-memory section 2)
+    # model, format, devices, GiB a device (vLLM's "Model loading took" lines)
     ("Llama-3.1-8B", "bf16", 1, 14.99),
     ("Qwen3-0.6B", "bf16", 1, 1.12),
     ("Qwen3-32B", "bf16", 1, 61.03),
