@@ -1,15 +1,28 @@
 """The posture ``share``: what one sidecar may admit by itself while the ledger does not answer.
 
-Each live sidecar takes an equal part of every replica's last known headroom, so that all of them together cannot
-promise more than was there. Pure: no clock, no I/O. Only ends of what was admitted here give room back; the first
-snapshot after the outage starts afresh.
+Each live sidecar takes an equal part of every replica's last known headroom (not of its size), so that all of them
+together cannot promise more than was free. Pure: no clock, no I/O. Only ends of what was admitted here give room back;
+the first snapshot after the outage starts afresh.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from extproc.ledger.base import Candidate, LedgerSnapshot, ReplicaState
+from extproc.ledger.base import KEEP_FREE_SHARE, Candidate, LedgerSnapshot, ReplicaState
+
+
+@dataclass(slots=True)
+class _Room:
+    """A replica as the last snapshot showed it, and what was taken since."""
+
+    capacity: int
+    headroom: int
+    slots: int | None
+    noted_blocks: int = 0
+    taken_blocks: int = 0
+    taken_sequences: int = 0
 
 
 class LocalShare:
@@ -17,38 +30,53 @@ class LocalShare:
 
     def __init__(self) -> None:
         self.live_sidecars = 1
-        self._left: dict[str, int] = {}
-        self._taken: dict[str, tuple[str, int]] = {}
-        self._shares: dict[str, int] = {}
+        self._rooms: dict[str, _Room] = {}
+        self._taken: dict[str, tuple[str, int, int]] = {}
 
     def observe(self, snapshot: LedgerSnapshot) -> None:
         """The ledger answers: forget what was taken, and remember the room for the next outage."""
-        live = max(1, self.live_sidecars, snapshot.live_sidecars)
+        self.live_sidecars = max(1, self.live_sidecars, snapshot.live_sidecars)
         self._taken.clear()
-        self._shares = {
-            name: view.headroom_blocks // live
-            for name, view in snapshot.replicas.items()
-            if view.headroom_blocks is not None and view.state == ReplicaState.READY and not view.drained_by_operator
-        }
-        self._left = dict(self._shares)
+        self._rooms = {}
+        for name, view in snapshot.replicas.items():
+            report, headroom = view.report, view.headroom_blocks
+            if view.state != ReplicaState.READY or headroom is None or report is None or report.capacity_blocks is None:
+                continue
+            slots = None if report.max_sequences is None else report.max_sequences - view.sequences
+            self._rooms[name] = _Room(report.capacity_blocks, headroom, slots)
+
+    def note(self, replica: str, blocks: int) -> None:
+        """A reservation that the ledger made after the last snapshot; the other sidecars are taken to have made as many."""
+        room = self._rooms.get(replica)
+        if room is not None:
+            room.noted_blocks += blocks
 
     def admit(self, rid: str, candidate: Candidate) -> bool:
         """Take the candidate's blocks out of this sidecar's share; a remote candidate takes nothing and always fits."""
         if candidate.remote:
             return True
-        left = self._left.get(candidate.replica)
-        if left is None:
+        room = self._rooms.get(candidate.replica)
+        if room is None:
             return False
-        keep = math.ceil(self._shares[candidate.replica] * candidate.watermark) + candidate.keep_free_blocks
-        if candidate.need.kv_blocks > left - keep:
+        pool = room.capacity - math.ceil(room.capacity * candidate.watermark)
+        keep = room.capacity - pool + min(candidate.keep_free_blocks, math.floor(pool * KEEP_FREE_SHARE))
+        share = (room.headroom - keep) // self.live_sidecars - room.noted_blocks
+        blocks, sequences = candidate.need.kv_blocks, candidate.need.sequences
+        if room.taken_blocks + blocks > share:
             return False
-        self._left[candidate.replica] = left - candidate.need.kv_blocks
-        self._taken[rid] = (candidate.replica, candidate.need.kv_blocks)
+        if room.slots is not None and room.taken_sequences + sequences > room.slots // self.live_sidecars:
+            return False
+        room.taken_blocks += blocks
+        room.taken_sequences += sequences
+        self._taken[rid] = (candidate.replica, blocks, sequences)
         return True
 
     def ended(self, rid: str) -> None:
-        """An end record of a request admitted by this share: its blocks are free again."""
+        """An end record of a request admitted by this share: its room is free again."""
         taken = self._taken.pop(rid, None)
         if taken is not None:
-            replica, blocks = taken
-            self._left[replica] = min(self._shares.get(replica, 0), self._left.get(replica, 0) + blocks)
+            replica, blocks, sequences = taken
+            room = self._rooms.get(replica)
+            if room is not None:
+                room.taken_blocks -= blocks
+                room.taken_sequences -= sequences
