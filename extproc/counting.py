@@ -16,9 +16,9 @@ from datetime import datetime
 from pathlib import Path
 
 from extproc.config.models import Config
-from extproc.dialects import InferenceRequest
+from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
 from extproc.tokens import CountingStopped, PromptCounter, load_tokenizer
-from extproc.types import TokenCount
+from extproc.types import RequestHead, TokenCount
 
 #: Bodies up to this are counted on the loop: below 100 us for text already seen, about 0.5 ms for new text.
 INLINE_BYTES = 32 * 1024
@@ -79,6 +79,12 @@ class Counting:
     def notes(self) -> list[str]:
         """One line per model whose tokenizer is not counted the fastest way, for the log."""
         return sorted({counter.note for counter in self._counters.values() if counter.note})
+
+    async def parse(self, head: RequestHead, body: bytes, limits: BodyLimits) -> Parsed:
+        """``dialects.parse``, on the loop for ordinary bodies and in the giants' thread for giants. Raises BadRequest."""
+        if len(body) <= GIANT_BYTES:
+            return parse(head, body, limits)
+        return await asyncio.get_running_loop().run_in_executor(self._giants, parse, head, body, limits)
 
     async def per_target(
         self, targets: Iterable[str], request: InferenceRequest, *, budget_tokens: int | None = None

@@ -67,7 +67,8 @@ def _content(content: Json, role: Json, wants_parts: bool) -> Json:
     if role == "system":
         parts = [kept for part in parts if (kept := _without_billing(part)) is not None]
     if not wants_parts:
-        return "\n".join(text for part in parts if (text := _text(part)) is not None)
+        # Empty parts leave no empty line: vLLM drops them before it joins.
+        return "\n".join(text for part in parts if (text := _text(part)))
     wrapped = [kept for part in parts if (kept := _wrapped(part)) is not None]
     if role == "tool" and all(part["type"] == "text" for part in wrapped):
         return "\n".join(part["text"] for part in wrapped)

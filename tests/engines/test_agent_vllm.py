@@ -84,7 +84,9 @@ async def test_figures_equal_what_vllm_logs_and_counts(model: Path, tmp_path: Pa
     print(f"loads {loads}\nrates {rates}\npreemptions {after.preemptions_total}")
 
 
-async def test_a_killed_engine_is_out_within_two_scrapes_and_back_after_its_restart(model: Path, tmp_path: Path) -> None:
+async def test_a_killed_engine_is_out_within_two_scrapes_and_back_after_its_restart(
+    model: Path, tmp_path: Path
+) -> None:
     """The engine process dies under a living API server: lost; a new start voids what the old one had."""
     ledger = InMemoryLedger(time.time)
     async with vllm(model, tmp_path / "log") as server:

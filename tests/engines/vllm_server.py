@@ -41,7 +41,9 @@ def environment_folder() -> Path:
         if not (target / "bin" / "vllm").exists():
             uv = Path(sys.executable).with_name("uv")
             settings = os.environ | ({"UV": str(uv)} if uv.exists() else {})
-            done = subprocess.run([str(INSTALL), str(target)], env=settings, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [str(INSTALL), str(target)], env=settings, capture_output=True, text=True, check=False
+            )
             assert done.returncode == 0, done.stderr
     return target
 
@@ -123,7 +125,9 @@ async def vllm(model: Path, log: Path, *flags: str) -> AsyncIterator[VllmServer]
         await server.stop()
 
 
-async def complete(url: str, prompt: list[int], max_tokens: int, *, timeout_s: float = 300.0) -> tuple[int, dict[str, object]]:
+async def complete(
+    url: str, prompt: list[int], max_tokens: int, *, timeout_s: float = 300.0
+) -> tuple[int, dict[str, object]]:
     """POST /v1/completions with token ids; status and JSON body."""
     host, _, port = url.removeprefix("http://").partition(":")
     body = json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}).encode()
