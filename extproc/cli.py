@@ -10,9 +10,9 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from extproc.errors import KvgateError
+from extproc.version import VERSION
 
 #: command -> (module in extproc.commands, one line for the overview)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="kvgate", description="Admits LLM requests by the GPU memory they will need to their end."
     )
-    parser.add_argument("--version", action="version", version=f"kvgate {version('kvgate')}")
+    parser.add_argument("--version", action="version", version=f"kvgate {VERSION}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     module = None
     for command, (module_name, line) in COMMANDS.items():

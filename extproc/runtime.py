@@ -16,7 +16,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 
 from extproc.admin import AdminServer, Answer
 from extproc.admission import Admission
@@ -40,6 +39,7 @@ from extproc.telemetry.ledgerwatch import watched
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.spans import Spans
 from extproc.types import Decision
+from extproc.version import VERSION
 
 log = logging.getLogger("kvgate.serve")
 
@@ -87,7 +87,7 @@ class Runtime:
         lines = {name: lane.queue for name, lane in config.lanes.items() if lane.queue is not None}
         self.holding: Holding[Decision] = Holding(lines, metrics.queue_depth)
         self.fleet = Fleet(ledger, self._saw)
-        self.spans = Spans.from_config(config.telemetry, version=version("kvgate"), on_result=metrics.spans)
+        self.spans = Spans.from_config(config.telemetry, version=VERSION, on_result=metrics.spans)
         self.counting = Counting.from_config(config)
         metrics.watch_counting(self.counting.stats)
         observer = Observer(metrics, self.spans, decisions, self.fleet)
@@ -171,7 +171,7 @@ class Runtime:
 async def serve(config: Config, *, where: str, listen: str, admin: str, ready: Callable[[str], None]) -> None:
     """Load everything, serve, and stop on SIGTERM or SIGINT."""
     models = ModelSet.load(config, where=where)
-    metrics = Metrics.from_config(config, version=version("kvgate"))
+    metrics = Metrics.from_config(config, version=VERSION)
     ledger = await open_ledger(config)
     decisions: DecisionLog = (
         StreamLog(
