@@ -79,11 +79,18 @@ class Members:
         """
         seen: set[str] = set()
         for key in self.spans if self._unique else [key for key, _ in self._pairs()]:
-            name = key.lower() if fold else key
+            name = key.casefold() if fold else key
             if name in names:
                 if name in seen:
                     raise BadRequest(400, "duplicate_key", f"The key {name!r} occurs more than once.", name)
                 seen.add(name)
+
+    def fold(self, names: Collection[str]) -> None:
+        """Let keys that spell one of ``names`` in another case stand for it, as Go's decoder does."""
+        renamed = {key: folded for key in self.spans if (folded := key.casefold()) != key and folded in names}
+        if renamed:
+            self.spans = {renamed.get(key, key): span for key, span in self.spans.items()}
+            self._raw = {renamed.get(key, key): raw for key, raw in self._raw.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._raw

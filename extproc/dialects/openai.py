@@ -32,7 +32,21 @@ MATTERS = frozenset(
         "min_tokens",
         "tools",
     }
-    | {"ignore_eos", "options", "system", "instructions", "use_beam_search", "prompt_logprobs", "echo"}
+    | {
+        "ignore_eos",
+        "options",
+        "system",
+        "suffix",
+        "context",
+        "images",
+        "raw",
+        "format",
+        "think",
+        "instructions",
+        "use_beam_search",
+        "prompt_logprobs",
+        "echo",
+    }
     | set(fields.CAP_NAMES)
 )
 

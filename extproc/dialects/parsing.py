@@ -59,7 +59,10 @@ def _inference(route: Route, decoded: DecodedBody, limits: BodyLimits) -> Parsed
     if not decoded.data:
         raise BadRequest(400, "invalid_json", "The request body is empty.")
     members = Members(decoded.data, limits)
-    members.refuse_duplicates(openai.MATTERS, fold=dialect.startswith(_FOLDED))
+    folded = dialect.startswith(_FOLDED)
+    members.refuse_duplicates(openai.MATTERS, fold=folded)
+    if folded:
+        members.fold(openai.MATTERS)
     request = READERS[dialect](members, route, limits)
     return Parsed(route, decoded.data, decoded.changed, request, request.model, request.model_span)
 

@@ -8,7 +8,6 @@ encoding. Anything but a request or a 4xx, or more than two seconds for one inpu
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -46,7 +45,10 @@ def one(data: bytes) -> None:
         if request is not None:
             sum(prompt_bound(prompt) for prompt in request.prompts)
             if parsed.route.kind == "inference":
-                json.loads(edit(parsed.body, request, cap=7, include_usage=True, model="m").body.decode("utf-8-sig"))
+                edited = edit(parsed.body, request, cap=7, include_usage=True, model="m")
+                again = parse(RequestHead("POST", path, {}), edited.body, LIMITS)
+                if again.model != "m" or again.model_span != edited.model_span:
+                    raise AssertionError("the edit lost the model's place")
     if time.perf_counter() - started > SLOW_S:
         raise AssertionError("one input took too long")
 

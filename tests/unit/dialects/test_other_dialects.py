@@ -218,3 +218,11 @@ def test_generate_by_shape(body: dict[str, Any], cap: int | None, sequences: int
     """TGI, SGLang and vLLM's demo server share a path and differ in shape."""
     found = request("/generate", body)
     assert (found.max_output_tokens, found.sequences) == (cap, sequences)
+
+
+def test_ollama_reads_keys_in_any_case() -> None:
+    """As Go does: a cap under another spelling is a cap."""
+    found = request(
+        CHAT, b'{"MODEL":"m","Messages":[{"role":"user","content":"x"}],"Options":{"num_predict":7},"STREAM":false}'
+    )
+    assert (found.model, found.max_output_tokens, found.stream, found.reserve) == ("m", 7, False, True)
