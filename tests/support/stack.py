@@ -213,7 +213,8 @@ def config_of(
     filled = json.loads(json.dumps(targets))
     for target in filled.values():
         for replica in target.get("replicas", ()):
-            replica["url"] = f"http://127.0.0.1:{engines[replica['name']].port}"
+            if "url" not in replica:  # a real engine brings its own
+                replica["url"] = f"http://127.0.0.1:{engines[replica['name']].port}"
         if "engineName" in target:
             target["url"] = f"http://127.0.0.1:{engines[target.pop('engineName')].port}"
     merged: dict[str, Any] = {
