@@ -14,7 +14,7 @@ from extproc.accesslog import EntryKind, LogRecord
 from extproc.config.models import Config
 from extproc.errors import LedgerDown
 from extproc.learning import Learning
-from extproc.ledger.base import COOLING_S, SILENCE_S, End, Ended, Ledger, ReplicaView, Reservation, Upsert
+from extproc.ledger.base import CLEAN_ENDS, COOLING_S, SILENCE_S, End, Ended, Ledger, ReplicaView, Reservation, Upsert
 from extproc.ledger.posture import LocalShare
 from extproc.metadata import exchange_id, reservation_from
 
@@ -176,9 +176,12 @@ class Completion:
         return blocks if blocks > need.kv_blocks else None
 
     def _end(self, record: LogRecord, owner: str, *, replica: str | None) -> None:
-        if record.rid is not None:
-            self._share.ended(record.rid)
         target = str(record.fields.get("target") or self._target_of.get(record.cluster, ""))
+        cool_s = self._lags.get(target, COOLING_S)
+        if record.rid is not None:
+            # The share cools as the ledger does: an engine frees later than a client leaves.
+            wait_s = 0.0 if record.how in CLEAN_ENDS else cool_s
+            asyncio.get_running_loop().call_later(wait_s, self._share.ended, record.rid)
         self._ends.append(
             End(
                 rid=record.rid,
@@ -187,7 +190,7 @@ class Completion:
                 how=record.how,
                 ended_age_s=record.ended_age_s,
                 replica=replica,
-                cool_s=self._lags.get(target, COOLING_S),
+                cool_s=cool_s,
                 first_byte_age_s=record.first_byte_age_s,
                 began_age_s=record.began_age_s,
             )
