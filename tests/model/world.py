@@ -13,7 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from extproc.ledger.base import Candidate, End, Ended, ReplicaReport, ReplicaState, Reservation, ReserveRequest, Upsert
+from extproc.ledger.base import (
+    Candidate,
+    End,
+    Ended,
+    ReplicaReport,
+    ReplicaState,
+    Reservation,
+    ReserveRequest,
+    ReserveResult,
+    Upsert,
+)
 from extproc.types import Need
 
 START_S = 1_764_426_148.0
@@ -28,6 +38,9 @@ class Scenario:
     """What happens in one run; probabilities per event, ``*_every_s`` mean gaps between faults (0: never).
 
     ``tight``: every request holds all it reserved from its start to its end, so that nothing hides a mistake.
+    ``strangers``: requests that reach an engine past kvgate; with them the pool may overflow, by how much is measured.
+    ``oracle``: an offline first-fit packer that knows the true state decides instead of the ledger; ``long``: requests
+    take 5 s and more.
     """
 
     seed: int
@@ -53,6 +66,9 @@ class Scenario:
     shows_used: bool = True
     tight: bool = False
     lease_s: float = 10.0
+    strangers: int = 0
+    oracle: bool = False
+    long: bool = False
 
     @staticmethod
     def draw(seed: int) -> Scenario:
@@ -86,6 +102,8 @@ class Work:
     prefill_s: float
     decode_s: float
     started_s: float | None = None
+    stranger: bool = False
+    gone: bool = False
 
     def blocks(self, now_s: float) -> int:
         """Blocks held now: the prompt's from its start, the rest as it decodes."""
@@ -97,7 +115,7 @@ class Work:
 
 @dataclass(eq=False)
 class Engine:
-    """A paged engine: ``peak`` is the most blocks it ever held at once."""
+    """A paged engine: ``peak`` is the most blocks it ever held at once, ``own_peak`` without the strangers'."""
 
     name: str
     capacity: int
@@ -107,11 +125,13 @@ class Engine:
     running: list[Work] = field(default_factory=list)
     waiting: list[Work] = field(default_factory=list)
     peak: int = 0
+    own_peak: int = 0
 
     def used(self, now_s: float) -> int:
         """Blocks in use now."""
-        used = sum(w.blocks(now_s) for w in self.running)
-        self.peak = max(self.peak, used)
+        own = sum(w.blocks(now_s) for w in self.running if not w.stranger)
+        used = own + sum(w.blocks(now_s) for w in self.running if w.stranger)
+        self.peak, self.own_peak = max(self.peak, used), max(self.own_peak, own)
         return used
 
 
@@ -159,7 +179,9 @@ class World:
         self.streams: list[Stream] = []
         self.ledger_up = True
         self.agent_up = True
-        self.admitted = self.refused = self.bursts = 0
+        self.admitted = self.refused = self.needless = self.bursts = 0
+        self.block_seconds = 0.0
+        self.strangers_inside = 0
         self.quiet_s = START_S + scenario.span_s
         self.calm_s = START_S
 
@@ -177,6 +199,8 @@ class World:
             self.at(self.rng.random() * self.s.span_s, self._arrive)
             if i % 5 == 0:
                 self.at(self.rng.random() * self.s.span_s, self._burst)
+        for _ in range(self.s.strangers):
+            self.at(self.rng.random() * self.s.span_s, self._stranger)
         for engine in self.engines:
             self.at(self.rng.random() * 0.3, lambda e=engine: self._scrape(e))
         for sidecar in self.sidecars:
@@ -200,13 +224,15 @@ class World:
 
     def _check(self) -> None:
         for engine in self.engines:
-            if engine.used(self.now_s) > engine.capacity:
+            used = engine.used(self.now_s)
+            if not self.s.oracle and (engine.own_peak if self.s.strangers else used) > engine.capacity:
                 raise Violation(
                     f"{engine.name} holds {engine.used(self.now_s)} of {engine.capacity} blocks at {self.now_s - START_S:.3f} s"
                 )
 
     def _settle(self) -> None:
         """15 s after the last stream and the last fault nothing counts any more; a minute later nothing is remembered."""
+        self._until(lambda: not self.strangers_inside)
         end_s = max(self.now_s, self.calm_s) + 15.0 + 2 * self.s.record_lag_s + (3.0 if self.s.loss_every_s else 0.0)
         self._until(lambda: self.now_s >= end_s)
         self._audit()
@@ -261,7 +287,11 @@ class World:
         rng, inputs = self.rng, self.rng.randint(1, 12)
         total = inputs + rng.randint(1, 14)
         actual = total if self.s.tight else inputs + rng.randint(0, total - inputs)
-        decode_s = round(rng.choice((0.3, 2.0, 6.0, 20.0)) * rng.random() + 0.05, 6)
+        decode_s = (
+            round(5.0 + 15.0 * rng.random(), 6)
+            if self.s.long
+            else round(rng.choice((0.3, 2.0, 6.0, 20.0)) * rng.random() + 0.05, 6)
+        )
         work = Work(actual if self.s.tight else inputs, actual, rng.random() * 0.8, decode_s)
         need = Need(total, inputs, 0, inputs * 16, 1)
         order = list(self.engines)
@@ -283,9 +313,10 @@ class World:
                 self.at(late_s, lambda: self._quietly(lambda: self.ledger.reserve(request, self.now_s)))
             self.at(DEADLINE_S, lambda: self._abandon(sidecar, life, request))
             return
-        result = self.ledger.reserve(request, self.now_s)
+        result = self._oracle(order, total) if self.s.oracle else self.ledger.reserve(request, self.now_s)
         if result.chosen is None:
             self.refused += 1
+            self.needless += any(self._held(e) + total <= e.capacity and e.up for e in self.engines)
             stream.open = False
             return
         engine = order[result.chosen]
@@ -295,6 +326,37 @@ class World:
             200, total, 40.0, (), decode_s,
         )  # fmt: skip
         self._when_awake(sidecar, life, rng.random() * 0.01, lambda: self._answer(stream, sidecar, engine, request))
+
+    def _oracle(self, order: list[Engine], blocks: int) -> ReserveResult:
+        fits = (i for i, e in enumerate(order) if e.up and self._held(e) + blocks <= e.capacity)
+        return ReserveResult(next(fits, None), (), self.now_s)
+
+    def _held(self, engine: Engine) -> int:
+        """What an offline packer knows to be taken: the reserved sizes of everything on its way to, or in, the engine."""
+        return sum(
+            s.reservation.need.kv_blocks
+            for s in self.streams
+            if s.reservation is not None
+            and s.work is not None
+            and s.reservation.replica == engine.name
+            and not s.work.gone
+        ) + sum(w.total for w in engine.running if w.stranger)
+
+    def _stranger(self) -> None:
+        """A request that nobody asked kvgate about."""
+        engine, total = self.rng.choice(self.engines), self.rng.randint(2, 20)
+        if not engine.up:
+            return
+        work = Work(total, total, 0.0, 0.1 + self.rng.random() * 6.0, stranger=True)
+        engine.waiting.append(work)
+        self._start_waiting(engine)
+        self.strangers_inside += 1
+
+        def leave() -> None:
+            self.strangers_inside -= 1
+            self._free(engine, work)
+
+        self.at(work.decode_s, leave)
 
     def _abandon(self, sidecar: Sidecar, life: int, request: ReserveRequest) -> None:
         if sidecar.life == life:
@@ -311,7 +373,9 @@ class World:
         self.at(self.rng.random() * 0.1, lambda: self._reach(stream, engine))
         self.at(PERIODIC_S * self.rng.random(), lambda: self._periodic(stream))
         if self.rng.random() < self.s.aborts:
-            self.at(self.rng.random() * 4.0, lambda: self._abort(stream, engine))
+            work = stream.work
+            life_s = work.decode_s if self.s.long and work is not None else 4.0
+            self.at(self.rng.random() * life_s, lambda: self._abort(stream, engine))
 
     def _periodic(self, stream: Stream) -> None:
         if not stream.open:
@@ -334,6 +398,7 @@ class World:
         at_s, first_s = self.now_s, stream.first_byte_s
         assert stream.reservation is not None
         r = stream.reservation
+        self.block_seconds += r.need.kv_blocks * (at_s - stream.began_s)
         for replica in (r.replica, None):
             end = End(r.rid, r.owner, r.request_id, how, replica=replica)
             self._log(stream, lambda e=end: self._took_end(stream, e, at_s, stream.began_s, first_s))
@@ -359,8 +424,7 @@ class World:
         engine.waiting.append(work)
         if not stream.open:  # the client left while the request was on its way
             self.at(self.rng.random() * 0.3, lambda: self._free(engine, work))
-        self._start_waiting(engine, stream)
-        self.at(work.prefill_s, lambda: None)
+        self._start_waiting(engine)
         self._watch(stream, engine, work)
 
     def _watch(self, stream: Stream, engine: Engine, work: Work) -> None:
@@ -385,12 +449,13 @@ class World:
             self._ended(stream, Ended.COMPLETE)
 
     def _free(self, engine: Engine, work: Work) -> None:
+        work.gone = True
         for held in (engine.running, engine.waiting):
             if work in held:
                 held.remove(work)
-        self._start_waiting(engine, None)
+        self._start_waiting(engine)
 
-    def _start_waiting(self, engine: Engine, _stream: Stream | None) -> None:
+    def _start_waiting(self, engine: Engine) -> None:
         while engine.waiting and (engine.slots is None or len(engine.running) < engine.slots):
             work = engine.waiting.pop(0)
             work.started_s = self.now_s
