@@ -6,6 +6,7 @@ Owns sockets and their time limits; knows nothing of kvgate. Loopback only: it r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -77,6 +78,8 @@ async def request(
     finally:
         if writer is not None:
             writer.close()
+            with contextlib.suppress(OSError):  # a reset is no news here
+                await writer.wait_closed()
     took_s = time.monotonic() - start_s
     first = None if first_s is None else first_s - start_s
     return Reply(0 if error else status, answer, b"".join(parts), first, took_s, error)

@@ -60,9 +60,9 @@ def run_figures(outcomes: Sequence[Outcome], *, default_target: str | None = Non
     served = [outcome for outcome in outcomes if outcome.fate == "served"]
     return Run(
         sent=len(outcomes),
-        fates=Counter(outcome.fate for outcome in outcomes),
-        reasons=Counter(outcome.reason or "?" for outcome in outcomes if outcome.fate == "refused"),
-        targets=Counter(outcome.target or default_target or "?" for outcome in served),
+        fates=dict(Counter(outcome.fate for outcome in outcomes)),
+        reasons=dict(Counter(outcome.reason or "?" for outcome in outcomes if outcome.fate == "refused")),
+        targets=dict(Counter(outcome.target or default_target or "?" for outcome in served)),
         latency_s=_percentiles([outcome.reply.took_s for outcome in served]),
         first_byte_s=_percentiles(
             [outcome.reply.first_byte_s for outcome in served if outcome.reply.first_byte_s is not None]

@@ -18,7 +18,7 @@ from extproc.local.supervisor import Child
 
 #: KV cells and slots of the primary: sixteen slots want far more than 8,192 cells, which is the point.
 PRIMARY_CELLS, PRIMARY_SLOTS = 8192, 16
-SMALL_CELLS, SMALL_SLOTS = 6144, 8
+SMALL_CELLS, SMALL_SLOTS = 6144, 12
 #: The remote splits its cells, so that a slot can never take another's.
 REMOTE_CELLS, REMOTE_SLOTS = 65_536, 16
 PORTS = 4

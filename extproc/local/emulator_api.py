@@ -76,6 +76,16 @@ class Rules:
     llamacpp: bool
 
 
+def encoder(path: str | None) -> Encode | None:
+    """The exact counter of a ``tokenizer.json``, or None where none was given."""
+    if path is None:
+        return None
+    from tokenizers import Tokenizer  # only where a tokenizer is asked for: 0.3 s and 100 MB
+
+    tokenizer = Tokenizer.from_file(path)
+    return lambda text: list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+
 def output_text(start: int, end: int) -> str:
     """The text of output tokens ``start`` .. ``end``; the same for every request."""
     return "".join(

@@ -57,7 +57,7 @@ class EmulatedEngine:
         self._rules = api.Rules(
             shape=shape,
             served=frozenset(settings.served),
-            encode=_encoder(settings.tokenizer),
+            encode=api.encoder(settings.tokenizer),
             seed=settings.seed,
             mean_output_tokens=settings.mean_output_tokens,
             llamacpp=settings.personality == "llamacpp",
@@ -66,6 +66,7 @@ class EmulatedEngine:
         self._numbers = 0
         self._live = 0
         self._wake = asyncio.Event()
+        self._connections: set[HttpConnection] = set()
         self._server: asyncio.Server | None = None
         self._steps: asyncio.Task[None] | None = None
         self._gets: dict[str, Callable[[Exchange], None]] = {
@@ -91,19 +92,25 @@ class EmulatedEngine:
         """Open the port (0: an ephemeral one), start the engine and return the port."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: HttpConnection(self._route, SERVER_NAME, self.settings.keep_alive_s), host, port, backlog=1024
+            lambda: HttpConnection(self._route, SERVER_NAME, self.settings.keep_alive_s, self._connections),
+            host,
+            port,
+            backlog=1024,
         )
         self.port = self._server.sockets[0].getsockname()[1]
         self._steps = loop.create_task(self._run())
         return self.port
 
     async def close(self) -> None:
-        """Stop the engine and the port; open connections end with the loop."""
+        """Stop the engine, the port and every connection."""
         if self._steps is not None:
             self._steps.cancel()
             await asyncio.gather(self._steps, return_exceptions=True)
         if self._server is not None:
             self._server.close()
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.sleep(0)  # the loop tells them now
 
     def stats(self) -> dict[str, object]:
         """What the engine counted itself (blocks are KV blocks), and one entry per ended request, oldest first."""
@@ -435,12 +442,3 @@ def _object(exchange: Exchange) -> dict[str, object] | None:
         exchange.send(400, _json({"error": "the body must be a JSON object"}))
         return None
     return data
-
-
-def _encoder(path: str | None) -> api.Encode | None:
-    if path is None:
-        return None
-    from tokenizers import Tokenizer  # only where a tokenizer is asked for: 0.3 s and 100 MB
-
-    tokenizer = Tokenizer.from_file(path)
-    return lambda text: list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)

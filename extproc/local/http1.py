@@ -181,9 +181,15 @@ class Exchange:
 
 
 class HttpConnection(asyncio.Protocol):
-    """One client connection; ``handler`` gets every complete request as an ``Exchange``."""
+    """One client connection; ``handler`` gets every complete request as an ``Exchange``.
 
-    def __init__(self, handler: Callable[[Exchange], None], server_name: str, keep_alive_s: float) -> None:
+    ``opened`` holds every connection from its beginning to its end, so that a server can end them with itself.
+    """
+
+    def __init__(
+        self, handler: Callable[[Exchange], None], server_name: str, keep_alive_s: float, opened: set[HttpConnection]
+    ) -> None:
+        self._opened = opened
         self.server_name = server_name
         self._handler = handler
         self._keep_alive_s = keep_alive_s
@@ -198,6 +204,7 @@ class HttpConnection(asyncio.Protocol):
         """Keep the transport and start the idle clock."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._opened.add(self)
         self._wait_idle()
 
     def data_received(self, data: bytes) -> None:
@@ -213,6 +220,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the request in hand."""
         self._transport = None
+        self._opened.discard(self)
         self._stop_idle()
         if self._exchange is not None:
             self._exchange.gone()
@@ -232,6 +240,11 @@ class HttpConnection(asyncio.Protocol):
         self._wait_idle()
         if self._buffer:
             asyncio.get_running_loop().call_soon(self._advance)
+
+    def abort(self) -> None:
+        """Close at once, whatever is under way."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def reset(self) -> None:
         """Close with a TCP reset instead of a FIN."""

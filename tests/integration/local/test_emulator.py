@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -76,6 +77,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
+async def shut(writer: asyncio.StreamWriter) -> None:
+    """Wait until a closed connection is gone, reset or not."""
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
 async def drain(reader: asyncio.StreamReader) -> None:
     """Read to the end of a connection."""
     while await reader.read(65536):
@@ -124,6 +131,7 @@ async def test_a_gone_client_frees_its_blocks_within_a_step() -> None:
         await reader.readuntil(b"data: ")
         held = engine.engine.pool.used
         writer.close()
+        await shut(writer)
         await until(lambda: not engine.engine.busy)
         stats = engine.stats()
 
@@ -183,6 +191,7 @@ async def test_a_reset_breaks_the_connection_after_its_chunks() -> None:
         with pytest.raises(ConnectionResetError):
             await drain(reader)
         writer.close()
+        await shut(writer)
         await until(lambda: not engine.engine.busy)
 
     assert engine.stats()["aborted"] == 1
@@ -209,6 +218,7 @@ async def test_connections_are_kept_and_pipelined_requests_wait() -> None:
         writer.write(wire("/v1/completions", prompt(4, max_tokens=1)) + wire("/version", connection="close"))
         raw = (await asyncio.wait_for(reader.read(), 10)).decode()
         writer.close()
+        await shut(writer)
 
     assert raw.index("text_completion") < raw.index('"version"')
 
@@ -219,6 +229,7 @@ async def test_idle_connections_close() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
         assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
+        await shut(writer)
 
 
 async def test_three_hundred_streams_at_once() -> None:

@@ -17,6 +17,8 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     assert request.startswith(b"GET /x")
     writer.write(b"HTTP/1.1 200 OK\r\nKeep-Alive: timeout=5\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok")
     await writer.drain()
+    writer.close()
+    await writer.wait_closed()
 
 
 async def talk(port: int, inner: int) -> tuple[bytes, bytes]:
@@ -28,9 +30,11 @@ async def talk(port: int, inner: int) -> tuple[bytes, bytes]:
     got = await asyncio.wait_for(reader.readuntil(b"ok"), 10)
     server.close()
     writer.close()
+    await writer.wait_closed()
     late_reader, late = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
     nothing = await asyncio.wait_for(late_reader.read(), 10)
     late.close()
+    await late.wait_closed()
     return got, nothing
 
 
