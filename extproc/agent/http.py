@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -120,14 +121,29 @@ class Client:
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is None or self._writer is None or self._writer.is_closing() or self._reader.at_eof():
             self._drop()
-            self._reader, self._writer = await asyncio.open_connection(
-                self._host,
-                self._port,
-                ssl=self._tls,
-                server_hostname=self._name if self._tls else None,
-                limit=MAX_HEAD_BYTES,
-            )
+            self._reader, self._writer = await self._connect()
         return self._reader, self._writer
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Try the name's addresses in turn.
+
+        One by one, because asyncio blends the errors of several (``localhost`` has two) into one without a number,
+        and only "refused by all" proves that nobody listens.
+        """
+        found = await asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        failures: list[OSError] = []
+        for address in dict.fromkeys(str(entry[4][0]) for entry in found):
+            try:
+                return await asyncio.open_connection(
+                    address,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._name if self._tls else None,
+                    limit=MAX_HEAD_BYTES,
+                )
+            except OSError as error:
+                failures.append(error)
+        raise next((error for error in failures if not isinstance(error, ConnectionRefusedError)), failures[0])
 
 
 def _translate(error: Exception) -> Unreachable | None:
@@ -143,10 +159,10 @@ def _translate(error: Exception) -> Unreachable | None:
             return Unreachable(Cause.TLS, error.reason or "")
         case TimeoutError():
             return Unreachable(Cause.TIMEOUT)
+        case socket.gaierror():
+            return Unreachable(Cause.NAME, error.strerror or "")
         case OSError():
-            # getaddrinfo's errors are OSErrors with their own numbers.
-            name = type(error).__name__ == "gaierror"
-            return Unreachable(Cause.NAME if name else Cause.NETWORK, error.strerror or "")
+            return Unreachable(Cause.NETWORK, error.strerror or "")
         case ValueError():
             return Unreachable(Cause.PROTOCOL, "malformed answer")
     return None

@@ -91,12 +91,43 @@ class Agent:
         """Every replica watched now, leaving ones included."""
         return [watched.watch for watched in self._watched.values()]
 
+    def weights_bytes(self, watch: ReplicaWatch) -> int | None:
+        """Weights and overhead as measured: process memory on the replica's devices less its KV pool.
+
+        None where a device is shared, a process' size is not told, or the engine does not tell its block's bytes.
+        """
+        reading, devices = watch.reading, self._watched[watch.origin.replica].endpoint.devices
+        if reading is None or reading.kv_bytes_per_block is None or reading.capacity_blocks is None or not devices:
+            return None
+        if any(len(self._tenants().get(uuid, ())) > 1 for uuid in devices):
+            return None
+        known = {device.uuid: device.engine_used_bytes() for device in self.devices.readings(time.monotonic())}
+        used = [known.get(uuid) for uuid in devices]
+        if any(size is None for size in used):
+            return None
+        pool = reading.kv_bytes_per_block * reading.capacity_blocks * len(devices)
+        rest = sum(size or 0 for size in used) - pool
+        return rest if rest > 0 else None
+
+    def _tenants(self) -> dict[str, list[str]]:
+        """Replicas by the devices they are configured on."""
+        tenants: dict[str, list[str]] = {}
+        for name, watched in self._watched.items():
+            for uuid in watched.endpoint.devices:
+                tenants.setdefault(uuid, []).append(name)
+        return tenants
+
     async def run(self) -> None:
         """Round after round at a fixed beat; a round that ran late is followed by the next beat, not a burst."""
         beat = time.monotonic()
         try:
             while True:
-                await self.round()
+                try:
+                    await self.round()
+                    self.health.components["loop"] = "ok"
+                except Exception as error:  # outer border: one bad round must not blind the node
+                    self.health.components["loop"] = f"failed: {type(error).__name__}"
+                    log.exception("round failed")
                 beat += self.settings.interval_s
                 now = time.monotonic()
                 if beat <= now:
@@ -208,13 +239,9 @@ class Agent:
 
     def _raise_alarms(self) -> None:
         """Find who shares a device; each finding is logged when it appears and when it is gone."""
-        tenants: dict[str, list[str]] = {}
-        for name, watched in self._watched.items():
-            for uuid in watched.endpoint.devices:
-                tenants.setdefault(uuid, []).append(name)
         readings = self.devices.readings(time.monotonic())
         limits = declared_bytes({process.pid for reading in readings for process in reading.processes or ()})
-        before, self.alarms = self.alarms, alarms.find(readings, tenants, limits)
+        before, self.alarms = self.alarms, alarms.find(readings, self._tenants(), limits)
         known = {(alarm.kind, alarm.device) for alarm in before}
         for alarm in self.alarms:
             if (alarm.kind, alarm.device) not in known:

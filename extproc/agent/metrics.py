@@ -56,6 +56,7 @@ class AgentCollector(Collector):
         mono_s = time.monotonic()
         for watch in self._agent.watches:
             self._replica(watch, mono_s, put)
+            put(names.WEIGHTS, self._agent.weights_bytes(watch), watch.origin.target, watch.origin.replica)
         for device in self._agent.devices.readings(mono_s):
             for state in DeviceState:
                 put(names.DEVICE_STATE, device.state is state, device.uuid, state.value)
@@ -99,6 +100,7 @@ class AgentCollector(Collector):
             (names.BAD_LINES, reading.bad_lines),
             (names.CAPACITY, reading.capacity_blocks),
             (names.USED, reading.used_blocks),
+            (names.BLOCK_BYTES, reading.kv_bytes_per_block),
             (names.RUNNING, reading.running),
             (names.WAITING, reading.waiting),
         ):

@@ -28,6 +28,15 @@ RESTARTS = Metric("kvgate_agent_engine_restarts", "counter", "Engine restarts se
 AGE = Metric("kvgate_agent_reading_age_seconds", "gauge", "Age of the last good reading.", _REPLICA)
 CAPACITY = Metric("kvgate_agent_kv_capacity_blocks", "gauge", "KV blocks the engine reports.", _REPLICA)
 USED = Metric("kvgate_agent_kv_used_blocks", "gauge", "KV blocks in use as the engine reports them.", _REPLICA)
+BLOCK_BYTES = Metric(
+    "kvgate_agent_kv_block_bytes", "gauge", "Bytes of one KV block as the engine reports them.", _REPLICA
+)
+WEIGHTS = Metric(
+    "kvgate_agent_weights_and_overhead_bytes",
+    "gauge",
+    "Process memory on the replica's devices less its KV pool, where it has them for itself.",
+    _REPLICA,
+)
 POOL_USED = Metric("kvgate_agent_pool_used_blocks", "gauge", "The same per data-parallel engine.", (*_REPLICA, "pool"))
 RUNNING = Metric("kvgate_agent_running", "gauge", "Requests running.", _REPLICA)
 WAITING = Metric("kvgate_agent_waiting", "gauge", "Requests waiting inside the engine.", _REPLICA)

@@ -19,6 +19,7 @@ from extproc.agent.devices.watch import DeviceWatch
 from extproc.agent.discovery import Discovery, Dns, WatchedFile
 from extproc.agent.loop import Agent, Settings
 from extproc.config import Config, load
+from extproc.errors import ConfigError
 from extproc.runtime import open_ledger
 from extproc.telemetry import logs
 
@@ -76,7 +77,14 @@ async def serve(config: Config, path: str | Path, args: argparse.Namespace) -> N
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await admin.start(config.agent.admin)
+    try:
+        await admin.start(config.agent.admin)
+    except OSError as error:
+        await ledger.close()
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            [f"{path}: agent.admin: {config.agent.admin} cannot be bound ({reason}); choose another"]
+        ) from error
     running, stopped = asyncio.create_task(agent.run()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -159,6 +159,7 @@ class Vllm:
             notes=tuple(notes),
             aliases={"usage": usage_name or "", "running": running_name or ""},
             bad_lines=exposition.bad_lines,
+            kv_bytes_per_block=_bytes_per_block(exposition),
         )
 
 
@@ -193,6 +194,21 @@ def _pool(labels: Mapping[str, str], max_model_tokens: int | None, stated_tokens
         if factor in PARALLEL_FACTORS[1:] and abs(stated_tokens - factor * total_blocks * block) <= block * factor:
             return Pool(usable, block * factor, f"context_parallel: {factor}, from kvTokens")
     return Pool(usable, block)
+
+
+def _bytes_per_block(exposition: Exposition) -> int | None:
+    """Bytes of one block on one device, of the largest engine; None where the label is what was asked, not what is.
+
+    With ``num_gpu_blocks_override`` the label ``kv_cache_memory_bytes`` keeps the asked size (measured, 0.32).
+    """
+    sizes = [
+        size // blocks
+        for sample in exposition.get(normalise(CONFIG))
+        if sample.labels.get("num_gpu_blocks_override", "None") == "None"
+        and (size := whole(sample.labels.get("kv_cache_memory_bytes"))) is not None
+        and (blocks := whole(sample.labels.get("num_gpu_blocks"))) is not None
+    ]
+    return max(sizes, default=None)
 
 
 def _views(

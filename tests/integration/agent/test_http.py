@@ -156,3 +156,13 @@ async def test_one_connection_serves_many_gets_and_is_replaced_when_closed() -> 
     assert connections == 3
     assert heads[0].startswith(b"GET /prefix/metrics HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"uthorization" not in heads[0]
+
+
+async def test_a_name_with_two_addresses_is_refused_only_by_both() -> None:
+    """localhost has ::1 and 127.0.0.1: one that answers is enough, none is "refused", not some network error."""
+    port = free_port()
+    with pytest.raises(Unreachable) as caught:
+        await get(f"http://localhost:{port}")
+    assert caught.value.cause is Cause.REFUSED
+    async with server(sends(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")) as url:
+        assert await get(url.replace("127.0.0.1", "localhost")) == (200, b"abc")

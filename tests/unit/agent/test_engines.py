@@ -131,3 +131,12 @@ def test_nonsense_answers_are_read_without_an_exception(name: str, body: bytes) 
     reading = row.read({endpoint.path: Answer(200, body) for endpoint in row.endpoints}, Hints())
     assert reading.capacity_blocks in (None, 4096)
     assert reading.used_blocks is None
+
+
+@pytest.mark.parametrize(("override", "expected"), [("None", 1_048_576), ("512", None)])
+def test_bytes_per_block_only_where_the_pool_is_the_real_one(override: str, expected: int | None) -> None:
+    """An overridden block count leaves the asked size in the label, which says nothing about a block."""
+    labels = (
+        f'block_size="32",num_gpu_blocks="1024",num_gpu_blocks_override="{override}",kv_cache_memory_bytes="1073741824"'
+    )
+    assert vllm_reading(labels, 8192).kv_bytes_per_block == expected
