@@ -81,6 +81,7 @@ class Book:
     joins: dict[tuple[str, str], str] = field(default_factory=dict)
     ended: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     orphans: dict[str, list[str]] = field(default_factory=dict)
+    tidied_us: int = 0
     alive: dict[str, int] = field(default_factory=dict)
     due: dict[str, int] = field(default_factory=dict)
     due_heap: list[tuple[int, str]] = field(default_factory=list)

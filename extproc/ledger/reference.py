@@ -59,6 +59,8 @@ IDLE_US, IDLE_SILENT_US = to_us(IDLE_AFTER_S), to_us(IDLE_SILENT_S)
 FUTURE_US = 1_000_000
 #: An exchange's begin is known this much too late at worst: its record was on the way for a while.
 JOIN_SLACK_US = 1_000_000
+#: Every TIDY_US, reports that lapsed FORGET_US ago are forgotten.
+TIDY_US, FORGET_US = 60_000_000, 3_600_000_000
 #: How many due entries a reserve that was refused, an end and a publish look after on the way.
 SWEEP_RESERVE, SWEEP_END, SWEEP_PUBLISH = 64, 2, 64
 STATES = {RESERVED: State.RESERVED, COOLING: State.COOLING, ORPHANED: State.ORPHANED}
@@ -336,7 +338,20 @@ class ReferenceLedger:
             result.bypass[report.replica], result.voided[report.replica] = bypass, voided
         for device in devices:
             self._take_device(device, to_us(ttl_s), now)
+        if now - self.book.tidied_us >= TIDY_US:
+            self._tidy(now)
         return result
+
+    def _tidy(self, now: int) -> None:
+        """Forget replicas and devices that nobody has reported for an hour and that hold nothing."""
+        book = self.book
+        book.tidied_us = now
+        for name in [n for n, p in book.scrapes.items() if now - p.expires_us >= FORGET_US]:
+            s = book.sum_of(name)
+            if s.reservations == 0 and not s.drained:
+                del book.scrapes[name], book.sums[name]
+        for uuid in [u for u, d in book.devices.items() if now - d.expires_us >= FORGET_US]:
+            del book.devices[uuid]
 
     def _take_report(self, c: ReplicaReport, ttl_us: int, now: int) -> tuple[int, bool, int]:
         book, old, epoch = self.book, self.book.scrapes.get(c.replica), self.book.pool(now)

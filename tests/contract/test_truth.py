@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from extproc.ledger.base import Ended, Ledger, ReplicaState
-from tests.support.ledgers import Clock, ask, candidate, end, need, record, report, reservation
+from tests.support.ledgers import Clock, ask, candidate, device, end, need, record, report, reservation
 
 
 async def answer(ledger: Ledger, rid: str = "probe", **more: Any) -> tuple[str | None, str]:
@@ -201,3 +201,15 @@ async def test_foreign_growth_that_does_not_fit_is_counted(ledger: Ledger, clock
     await ledger.publish([report(clock(), used_blocks=100, running=2)], [], 60)
     view = (await ledger.snapshot()).replicas["a"]
     assert (view.over_foreign, view.over_admissions, view.headroom_blocks) == (1, 1, -60)
+
+
+async def test_a_replica_that_left_is_forgotten_after_an_hour(ledger: Ledger, clock: Clock) -> None:
+    """Names come and go; one that still holds something, or that an operator drained, stays."""
+    names = ("gone", "holds", "drained", "here")
+    await ledger.publish([report(clock(), name) for name in names], [device(clock())], 60)
+    await ledger.drain("drained", True)
+    clock.tick(3660)
+    await ledger.renew([record(reservation("1", clock.now_s, "holds"))])
+    await ledger.publish([report(clock(), "here")], [], 60)
+    snapshot = await ledger.snapshot()
+    assert (set(snapshot.replicas), snapshot.devices) == ({"holds", "drained", "here"}, {})

@@ -6,8 +6,9 @@
 --   more than FUTURE_US ahead of the server's clock.
 -- Invariant: committed = sum of the reservations + foreign never falls below what the scrape shows to be used, as far
 --   as the scrape can tell whose it is; what was made before an engine's start is void, and nothing later.
--- Cost: O(reservations of the named replicas).
+-- Cost: O(reservations of the named replicas), and once a minute O(replicas).
 local FUTURE_US, IDLE_US, IDLE_SILENT_US = 1000000, 5000000, 2500000
+local TIDY_US, FORGET_US = 60000000, 3600000000
 local now = clock()
 local epoch, loss = pool(now)
 local q, answers = unpack_one(ARGV[2]), {}
@@ -92,4 +93,21 @@ end
 for i, c in ipairs(q[3]) do answers[i] = take(c) end
 for _, d in ipairs(q[4]) do take_device(d) end
 flush()
+
+-- Once a minute: replicas and devices that nobody has reported for an hour, and that hold nothing, are forgotten.
+if now - tonumber(call('HGET', META, 'tidied_us') or 0) >= TIDY_US then
+  call('HSET', META, 'tidied_us', stamp(now))
+  local flat = call('HGETALL', REP)
+  for i = 1, #flat, 2 do
+    local s = sum_of(flat[i])
+    if now - unpack_one(flat[i + 1])[P_EXPIRES] >= FORGET_US and s[S_N] == 0 and s[S_DRAINED] == 0 then
+      call('HDEL', REP, flat[i])
+      call('HDEL', SUM, flat[i])
+    end
+  end
+  flat = call('HGETALL', DEV)
+  for i = 1, #flat, 2 do
+    if now - unpack_one(flat[i + 1])[4] >= FORGET_US then call('HDEL', DEV, flat[i]) end
+  end
+end
 return pack(answers)
