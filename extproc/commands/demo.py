@@ -11,7 +11,7 @@ from extproc.errors import ConfigError, DependencyDown
 from extproc.local.demo_report import table
 from extproc.local.demo_run import Result, Size
 from extproc.local.demo_run import run as run_demo
-from extproc.local.lifetime import Stopped, run_directory, stopping_on_signals
+from extproc.local.lifetime import Stopped, keep, run_directory, stopping_on_signals
 from extproc.local.supervisor import ChildFailed
 
 HELP = "the same load without and with kvgate, on real llama.cpp engines"
@@ -41,7 +41,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         with stopping_on_signals(), run_directory() as directory:
             size = Size(args.requests, args.burst, args.pause, args.seed)
-            result = run_demo(directory, size, lambda line: print(line, file=sys.stderr, flush=True))
+            result = run_demo(directory, size, _progress)
+            if not result.holds:
+                keep(directory)
+                _progress(f"not everything holds; the logs stay in {directory / 'logs'}")
     except Stopped as stopped:
         print(f"kvgate demo: stopped by {stopped}", file=sys.stderr)
         return 1
@@ -53,6 +56,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         _show(result)
     return 0 if result.holds else 1
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _show(result: Result) -> None:

@@ -12,6 +12,9 @@ from types import FrameType
 
 from extproc.local.supervisor import ChildFailed
 
+#: A file of this name in a run's directory keeps it.
+KEEP = "keep"
+
 
 class Stopped(BaseException):
     """SIGTERM or SIGINT asked us to end; no ``except Exception`` on the way may swallow it."""
@@ -36,14 +39,18 @@ def stopping_on_signals() -> Iterator[None]:
 
 @contextmanager
 def run_directory() -> Iterator[Path]:
-    """A directory for configuration, logs and sockets; kept where a child failed, so that its log can be read."""
+    """A directory for configuration, logs and sockets; kept where a child failed or ``keep`` was called."""
     directory = Path(tempfile.mkdtemp(prefix="kvgate-"))
     try:
         yield directory
     except ChildFailed:
+        keep(directory)
         raise
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    else:
-        shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        if not (directory / KEEP).exists():
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def keep(directory: Path) -> None:
+    """Let the run's directory stay, so that its logs can be read."""
+    (directory / KEEP).touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,25 @@ def test_the_demo_loses_requests_without_kvgate_and_none_with_it(tmp_path: Path)
     assert holds["the ledger is exactly empty at the end"]
     assert holds["the ledger admitted nothing that did not fit"]
     assert done.returncode == (0 if all(holds.values()) else 1)
+    assert bool(list(tmp_path.iterdir())) == (done.returncode != 0)  # logs stay only where something failed
+
+
+def test_a_stopped_demo_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    """SIGINT in the middle of the load: one line, status 1, every child gone."""
+    command = [sys.executable, "-m", "extproc.cli", "demo"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
+    ) as demo:
+        assert demo.stderr is not None
+        lines = []
+        for line in demo.stderr:
+            lines.append(line.strip())
+            if line.startswith("run 1 of 2"):
+                demo.send_signal(signal.SIGINT)
+        status = demo.wait(30)
+
+    assert (status, lines[-1]) == (1, "kvgate demo: stopped by SIGINT")
     assert list(tmp_path.iterdir()) == []
 
 

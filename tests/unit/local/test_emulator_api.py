@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from extproc.local.emulator_api import CHAT, COMPLETIONS, ApiFault, Call, Rules, generations, output_text, read_call
+from extproc.local.emulator_api import (
+    CHAT,
+    COMPLETIONS,
+    ApiFault,
+    Call,
+    Rules,
+    encoder,
+    generations,
+    output_text,
+    read_call,
+)
 from extproc.local.paged import EngineShape
 
 SHAPE = EngineShape(blocks=65, block_tokens=16, max_model_tokens=1024)
@@ -103,3 +116,15 @@ def test_common_prefixes_have_common_keys_only_with_a_prefix_cache() -> None:
     assert cached[0][10:] != cached[1][10:]
     assert plain[0][0].prompt_keys == plain[0][1].prompt_keys
     assert not set(plain[0][0].prompt_keys) & set(plain[1][0].prompt_keys)
+
+
+def test_a_tokenizer_counts_exactly(tmp_path: Path) -> None:
+    """With a tokenizer.json texts are counted by it, and chat messages as ChatML."""
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+    rules = replace(RULES, encode=encoder(str(tmp_path / "tokenizer.json")))
+    chat = read(CHAT, rules=rules, messages=[{"role": "user", "content": "a b"}])
+
+    assert read(rules=rules, prompt="a b a").prompts == (3,)
+    assert chat.prompts == (len("<|im_start|>user\na b<|im_end|>\n<|im_start|>assistant\n".split()),)
