@@ -53,8 +53,8 @@ def test_the_reference_alone_holds_the_rules() -> None:
 def test_a_calm_ledger_serves_nine_tenths_of_what_a_packer_with_true_knowledge_would(aborts: float) -> None:
     """Right not by refusing: the same worlds, three times overloaded, decided by an offline first-fit packer."""
     fixed = {**CALM, "aborts": aborts, "long": True}
-    served = check(SEED, 80, Reference(), **fixed).block_seconds
-    packed = check(SEED, 80, Reference(), **fixed, oracle=True).block_seconds
+    served = check(SEED, 40, Reference(), **fixed).block_seconds
+    packed = check(SEED, 40, Reference(), **fixed, oracle=True).block_seconds
     assert served > 0.9 * packed
 
 
