@@ -7,7 +7,7 @@ the host's monotonic clock, and the round's ``offset_s`` turns it into the ledge
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from extproc.agent.engines.base import Answer, Availability, Engine, Hints, Reading
 from extproc.agent.http import Cause
@@ -125,6 +125,9 @@ class ReplicaWatch:
         state = self.state(mono_s)
         rates = self.rates()
         start, end = self._span or (mono_s, mono_s)
+        if state is ReplicaState.LOST or mono_s - end > self._unknown_s:
+            # What a dead engine last showed is neither load nor room; only what it was made with stays.
+            reading = replace(reading, used_blocks=None, running=None, waiting=None)
         return ReplicaReport(
             replica=self.origin.replica,
             target=self.origin.target,

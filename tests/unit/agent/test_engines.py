@@ -140,3 +140,27 @@ def test_bytes_per_block_only_where_the_pool_is_the_real_one(override: str, expe
         f'block_size="32",num_gpu_blocks="1024",num_gpu_blocks_override="{override}",kv_cache_memory_bytes="1073741824"'
     )
     assert vllm_reading(labels, 8192).kv_bytes_per_block == expected
+
+
+@pytest.mark.parametrize(
+    ("slots", "hints", "pool", "note"),
+    [
+        # Slots of different sizes (seen after a slot was given more): only the smallest is sure for every request.
+        ([4096, 2048], {}, 2048, "pool_assumed_unified: taken as 2048 cells; if slots are split, set kvTokens: 4096"),
+        ([4096, 4096], {"kv_tokens": 8192}, 8192, None),
+        ([4096, 4096], {"kv_tokens": 99_999}, 4096, "kv_tokens_ignored: 99999 is not within 4096..8192; "),
+        ([4096], {}, 4096, None),
+    ],
+)
+def test_llamacpp_pool(slots: list[int], hints: dict[str, int], pool: int, note: str | None) -> None:
+    """The smaller reading of the cache, unless the operator states one that can be true."""
+    props = {"total_slots": len(slots), "default_generation_settings": {"n_ctx": max(slots)}}
+    answers = {
+        "/health": Answer(200),
+        "/props": Answer(200, json.dumps(props).encode()),
+        "/slots": Answer(200, json.dumps([{"id": n, "n_ctx": size} for n, size in enumerate(slots)]).encode()),
+        "/metrics": Answer(200, b"llamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n"),
+    }
+    reading = ENGINES["llamacpp"].read(answers, Hints(**hints))
+    assert (reading.capacity_blocks, reading.max_model_tokens) == (pool, min(slots))
+    assert [text.startswith(note or "?") for text in reading.notes] == ([True] if note else [])

@@ -103,6 +103,17 @@ def test_refused_is_lost_at_once_and_returns_after_two_good_scrapes(cause: Cause
     assert [engine.scrape().state for _ in range(3)] == [UNKNOWN, READY, READY]
 
 
+def test_a_gone_engine_shows_no_load_and_no_room() -> None:
+    """Lost or too old: what it last showed is not told again, neither as load nor as an empty pool (a19)."""
+    engine = Engine()
+    engine.running = 7
+    engine.scrape()
+    late = engine.scrape(seconds=16, cause=Cause.TIMEOUT)
+    lost = engine.scrape(cause=Cause.REFUSED)
+    for report in (late, lost):
+        assert (report.used_blocks, report.running, report.waiting, report.capacity_blocks) == (None, None, None, 100)
+
+
 def test_a_late_answer_ages_and_is_never_read_as_empty() -> None:
     """Time-outs keep the last reading with its old times until it is 15 s old, then it is unknown."""
     engine = Engine()
