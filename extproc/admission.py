@@ -1,13 +1,14 @@
 """The whole story of one decision on one page: understand, classify, count, find places, reserve, answer.
 
 Owns the order of the stages; what each stage knows lives in its package, and ``decisions`` words the outcome.
-The only waits are counting (bounded by its deadline) and one ledger call (bounded by its own).
+The only waits are counting (bounded by its deadline) and a ledger call (bounded by its own), rarely two.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from extproc.candidates import Ask, Place, Planner
@@ -19,9 +20,9 @@ from extproc.errors import BadRequest, LedgerDown
 from extproc.fleet import Fleet
 from extproc.holding import Holding, NoPlace
 from extproc.learning import Learning
-from extproc.ledger.base import End, Ended, Ledger, ReserveRequest, ReserveResult
+from extproc.ledger.base import End, Ended, Ledger, ReserveRequest, ReserveResult, Verdict, Upsert
 from extproc.ledger.posture import LocalShare
-from extproc.metadata import exchange_id
+from extproc.metadata import exchange_id, reservation_from
 from extproc.policy.lanes import LaneTable, Route
 from extproc.types import Decision, Reason, RequestHead
 
@@ -105,18 +106,34 @@ class Admission:
 
     async def _place(self, pending: Pending, what: Understood) -> Decision:
         """Find places, reserve the first that fits, and say what came of it."""
-        places = self._places(what)
-        usable = [place for place in places if place.candidate is not None]
-        if not usable:
-            return self._decisions.nowhere_ever(pending.who, what, places, considered(what, places, None))
+        rounds = self._rounds(what)
+        places: list[Place] = []
+        usable: list[Place] = []
+        verdicts: list[Verdict] = []
+        result: ReserveResult | None = None
         started = self._clock_s()
         try:
-            result = await self._reserve(pending, what, usable)
+            for these in rounds:
+                places += these
+                open_ = [place for place in these if place.candidate is not None]
+                if not open_:
+                    continue
+                usable += open_
+                result = await self._reserve(pending, what, open_)
+                if result.chosen is not None:
+                    result = replace(result, chosen=len(verdicts) + result.chosen)
+                verdicts += result.verdicts
+                if result.chosen is not None or result.ended:
+                    break
         except LedgerDown:
+            places += [place for these in rounds for place in these]
+            usable = [place for place in places if place.candidate is not None]
             return self._without_ledger(pending, what, places, usable)
         finally:
             pending.timings_ms["ledger"] = (self._clock_s() - started) * 1000.0
-        return self._settle(pending, what, places, usable, result)
+        if result is None:
+            return self._decisions.nowhere_ever(pending.who, what, places, considered(what, places, None))
+        return self._settle(pending, what, places, usable, replace(result, verdicts=tuple(verdicts)))
 
     async def _place_or_hold(self, pending: Pending, what: Understood, size: int, until_s: float) -> Decision:
         """The same, waiting in the lane's line until ``until_s`` (our clock) where there is no room now."""
@@ -180,7 +197,7 @@ class Admission:
             chain = (route.fallback,) if route.fallback is not None else ()
         return Understood(parsed, request, route, chain, counts, over, request_class(request))
 
-    def _places(self, what: Understood) -> list[Place]:
+    def _rounds(self, what: Understood) -> Iterator[list[Place]]:
         request, lane = what.request, what.route.lane_name
         asks = {
             name: Ask(
@@ -193,18 +210,34 @@ class Admission:
             )
             for name in what.chain
         }
-        return self._planner.places(
+        return self._planner.rounds(
             what.chain,
             what.route.lane,
             asks,
             lambda target: self._learning.expected_output((lane, target, what.klass)),
             self._fleet.view,
             self._fleet.rank,
+            # Shadow mode reserves on the first place whatever its room, so it is asked about all of them at once.
+            together=self._config.mode == "shadow",
         )
+
+    async def _pay(self) -> None:
+        """Tell a ledger that is back what was admitted without it, so that no room is given away twice."""
+        owed = dict(self._share.owed)
+        lease_s, deadline_s = self._config.ledger.lease_s, self._config.ledger.deadline_ms / 1000.0
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._ledger.renew([Upsert(reservation, lease_s) for reservation in owed.values()])
+        except TimeoutError:
+            raise LedgerDown(f"no answer within {deadline_s} s") from None
+        for rid in owed:
+            self._share.owed.pop(rid, None)
 
     async def _reserve(self, pending: Pending, what: Understood, usable: Sequence[Place]) -> ReserveResult:
         first = usable[0]
         pending.touched_ledger = True
+        if self._share.owed:
+            await self._pay()
         return await self._ledger.reserve(
             ReserveRequest(
                 rid=pending.who.rid,
@@ -275,6 +308,9 @@ class Admission:
         # With a time of reservation its periodic records rebuild it in the ledger as soon as that is back.
         at_s = self._fleet.ledger_now_s()
         admitted = self._decisions.admitted(pending.who, what, chosen, shown, at_s, ledger="degraded")
+        reservation = reservation_from(admitted.metadata, self._config.ledger.pool)
+        if reservation is not None:
+            self._share.owed[reservation.rid] = reservation
         return admitted if self._config.mode == "enforce" else self._decisions.shadowed(admitted, admitted)
 
     def _pass(self, pending: Pending, parsed: Parsed) -> Decision:

@@ -7,7 +7,7 @@ the request can never run is not a candidate but a permanent refusal that the de
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.config.models import PREALLOCATING, Config, Lane, Replica, Target
@@ -17,9 +17,9 @@ from extproc.policy.limits import OutputLimits, OutputRequest, output_limits
 from extproc.types import Need, Reason, TokenCount
 
 MIB = 1024 * 1024
-#: Replicas of one target, and candidates of one decision, that the ledger is asked about.
-MAX_PER_TARGET = 4
-MAX_CANDIDATES = 8
+#: Replicas of one target that the ledger is asked about first, and in all where those have no room.
+FIRST_PER_TARGET = 4
+MAX_PER_TARGET = 16
 #: At most this share of a pool is kept free for a lane's kvReserveMb.
 MAX_KEEP_FREE = 0.25
 #: Decode rate assumed for the longest life of a request where none was measured, tokens per second.
@@ -62,7 +62,7 @@ class Planner:
         self._kv_models = kv_models
         self._kv: dict[tuple[str, int | None], KvModel] = {}
 
-    def places(
+    def rounds(
         self,
         chain: Sequence[str],
         lane: Lane,
@@ -70,8 +70,14 @@ class Planner:
         learned: Callable[[str], int | None],
         view: Callable[[str], ReplicaView | None],
         rank: Callable[[str], tuple[int, int, float]],
-    ) -> list[Place]:
-        """Every place of ``chain`` in order of preference; a target's replicas best first."""
+        *,
+        together: bool = False,
+    ) -> Iterator[list[Place]]:
+        """Every place of ``chain`` in order of preference, in lists that the ledger is asked about one after another.
+
+        A target's replicas come best first. What ranks them may be half a second old, so where a target's first few
+        have no room its others are asked before the next target and before a refusal; ``together`` makes one list.
+        """
         places: list[Place] = []
         for name in chain:
             target = self._config.targets[name]
@@ -79,11 +85,14 @@ class Planner:
                 places.append(self._remote(name, lane, ask_for[name]))
                 continue
             replicas = sorted(target.replicas, key=lambda replica: rank(replica.name))[:MAX_PER_TARGET]
-            places += [
-                self._local(name, target, replica, lane, ask_for[name], learned(name), view(replica.name))
-                for replica in replicas
-            ]
-        return places[:MAX_CANDIDATES] if len(places) > MAX_CANDIDATES else places
+            for at, replica in enumerate(replicas):
+                if at == FIRST_PER_TARGET and not together:
+                    yield places
+                    places = []
+                places.append(
+                    self._local(name, target, replica, lane, ask_for[name], learned(name), view(replica.name))
+                )
+        yield places
 
     def _remote(self, name: str, lane: Lane, ask: Ask) -> Place:
         context = self._context(self._config.targets[name], None)

@@ -1,0 +1,120 @@
+"""What clients will ask for: jobs with known lengths, drawn from a seed or read from a trace.
+
+Pure. Prompts are lists of token ids, so that kvgate and the emulated engine count the same tokens without a tokenizer,
+and the length of an answer is told to the emulator by a header that kvgate does not read.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from extproc.memory import KvModel, project
+
+BLOCK_TOKENS = 16
+TRACE = Path(__file__).parents[1] / "data" / "azure_conv_18min.csv"
+_KV = KvModel.tokens_only(BLOCK_TOKENS, "load", "vllm", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request: sent ``at_s`` after the start, or next in its client's loop.
+
+    ``cap`` is what the client allows, ``output`` what the engine will produce. ``exact`` says to kvgate that the
+    answer runs to its cap. ``abort_s``: the client leaves that long after it sent. ``direct``: past kvgate.
+    """
+
+    id: str
+    at_s: float
+    input: int
+    output: int
+    cap: int
+    exact: bool = True
+    stream: bool = False
+    abort_s: float | None = None
+    direct: bool = False
+
+    def body(self) -> bytes:
+        """An OpenAI completions request."""
+        body: dict[str, Any] = {
+            "model": "m", "prompt": [1] * self.input, "max_tokens": self.cap, "stream": self.stream,
+            "ignore_eos": self.exact,
+        }  # fmt: skip
+        if self.stream:
+            body["stream_options"] = {"include_usage": True}
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    @property
+    def reserved_blocks(self) -> int:
+        """What kvgate reserves for it when nothing has been learned of its kind."""
+        return project(_KV, (self.input,), self.cap, 1).kv_blocks
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON carries it."""
+        return asdict(self)
+
+
+def blocks(tokens: int) -> int:
+    """Engine blocks that hold ``tokens``."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def racing(total: int, processes: int, rounds: int, round_s: float, seed: int) -> list[list[Job]]:
+    """``total`` jobs for ``processes`` clients in rounds: three fifths of a round at once, the rest over its first half.
+
+    Nineteen of twenty ask for 60 to 400 tokens in and 15 to 45 out, one for a prompt of 1,500.
+    """
+    draw = random.Random(seed)
+    per_round, out = total // (processes * rounds), []
+    for process in range(processes):
+        mine = []
+        for turn in range(rounds):
+            for number in range(per_round):
+                late = 0.0 if number < per_round * 0.6 else draw.uniform(0, round_s / 2)
+                size = 1500 if draw.random() < 0.05 else draw.randint(60, 400)
+                answer = draw.randint(15, 45)
+                name = f"race-{process}-{turn}-{number}"
+                mine.append(Job(name, turn * round_s + late, size, answer, answer))
+        out.append(sorted(mine, key=lambda job: job.at_s))
+    return out
+
+
+def looping(clients: int, each: int, seed: int, output: tuple[int, int], aborts: float = 0.0, token_s: float = 0.0) -> list[list[Job]]:
+    """``each`` jobs for each of ``clients`` that ask again as soon as they are answered.
+
+    A share ``aborts`` of them leaves at a moment drawn from the whole life of the answer, ``token_s`` per token.
+    """  # fmt: skip
+    draw = random.Random(seed)
+    return [
+        [
+            Job(f"loop-{client}-{number}", 0.0, draw.randint(60, 400), length, length, stream=True,
+                abort_s=draw.uniform(0, length * token_s) if draw.random() < aborts else None)
+            for number in range(each) for length in (draw.randint(*output),)
+        ]
+        for client in range(clients)
+    ]  # fmt: skip
+
+
+def trace(seconds: float, speed: float, *, stream: bool = True, path: Path = TRACE) -> list[Job]:
+    """The trace's arrivals within ``seconds`` of play, ``speed`` times as fast; caps are four times the answer."""
+    return [
+        Job(f"trace-{number}", at_s / speed, given, answer, min(1024, max(64, 4 * answer)), exact=False, stream=stream)
+        for number, (at_s, given, answer) in enumerate(_rows(path))
+        if at_s / speed < seconds
+    ]
+
+
+def _rows(path: Path) -> Iterator[tuple[float, int, int]]:
+    with path.open(encoding="utf-8") as lines:
+        for row in csv.reader(line for line in lines if not line.startswith("#")):
+            yield float(row[0]), int(row[1]), int(row[2])
+
+
+def dealt(jobs: Sequence[Job], processes: int) -> list[list[Job]]:
+    """The jobs dealt to ``processes`` in turn."""
+    return [list(jobs[number::processes]) for number in range(processes)]
