@@ -142,6 +142,7 @@ class InferenceRequest:
     length that the request itself asks the engine for (Ollama's num_ctx), None otherwise; ``context_ids`` the
     length of an earlier context sent along as token ids.
     ``reserve`` is False for control calls and load/unload requests. ``body_bytes`` is the decoded body's size.
+    ``handle`` is not 0 where the prompts lie in the process that parsed them.
     """
 
     dialect: str
@@ -165,6 +166,7 @@ class InferenceRequest:
     schema_bytes: int = 0
     warnings: tuple[str, ...] = ()
     body_bytes: int = 0
+    handle: int = 0
     edit: EditPoints = EditPoints(start=0, empty=True)
 
     @property

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
-from pathlib import Path
 
 from extproc.config.models import Config
+from extproc.counting.giants import CountCall, GiantHelper, HelperGone
+from extproc.counting.specs import CounterSpec, specs_of
 from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
-from extproc.tokens import CountingStopped, PromptCounter, load_tokenizer
+from extproc.tokens import CountingStopped, PromptCounter
 from extproc.types import RequestHead, TokenCount
 
 #: Bodies up to this are counted on the loop: below 100 us for text already seen, about 0.5 ms for new text.
@@ -29,6 +29,9 @@ GIANT_BYTES = 1024 * 1024
 #: Body bytes that may wait or be counted at one time; beyond it the bound answers at once.
 MAX_PENDING_BYTES = 256 * 1024 * 1024
 
+#: U+FDFA is 3 bytes in UTF-8, 6 characters as an escape, and 33 bytes after NFKC: no character grows more.
+_LONGEST_FORM = 11
+
 
 @dataclass(slots=True)
 class CountingStats:
@@ -39,6 +42,8 @@ class CountingStats:
     deadlines: int = 0
     refused_for_memory: int = 0
     pending_bytes: int = 0
+    helped: int = 0
+    helpers_lost: int = 0
 
 
 class Counting:
@@ -50,9 +55,12 @@ class Counting:
         *,
         deadline_ms: int = 300,
         threads: int = 2,
+        specs: Mapping[str, CounterSpec] | None = None,
         clock_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._counters = counters
+        self._specs = dict(specs or {})
+        self._helper: GiantHelper | None = None
         self._deadline_ms = deadline_ms
         self._clock_s = clock_s
         self._medium = ThreadPoolExecutor(threads, "kvgate-count")
@@ -63,33 +71,51 @@ class Counting:
     @classmethod
     def from_config(cls, config: Config) -> Counting:
         """Counters of every target, each model's files loaded once. Raises ConfigError."""
-        models = {
-            name: load_tokenizer(
-                Path(model.tokenizer) if model.tokenizer else None,
-                Path(model.chat_template) if model.chat_template else None,
-                now=datetime.now,
-                image_tokens_each=model.image_tokens,
-            )
-            for name, model in config.models.items()
-        }
-        nothing = PromptCounter()
-        counters = {name: models.get(target.model or "", nothing) for name, target in config.targets.items()}
-        return cls(counters, deadline_ms=config.serve.count_deadline_ms)
+        specs = specs_of(config)
+        loaded = {spec: spec.load() for spec in dict.fromkeys(specs.values())}
+        counters = {target: loaded[spec] for target, spec in specs.items()}
+        return cls(counters, deadline_ms=config.serve.count_deadline_ms, specs=specs)
+
+    def start_giant_helper(self) -> None:
+        """Start the process that takes giants off this one; until it is ready, and without it, a thread does."""
+        self._helper = GiantHelper(self._specs)
+
+    def helper_ready(self) -> bool:
+        """Whether giants go to the helper by now."""
+        return self._helper is not None and self._helper.ready()
 
     def notes(self) -> list[str]:
         """One line per model whose tokenizer is not counted the fastest way, for the log."""
         return sorted({counter.note for counter in self._counters.values() if counter.note})
 
     async def parse(self, head: RequestHead, body: bytes, limits: BodyLimits) -> Parsed:
-        """``dialects.parse``, on the loop for ordinary bodies and in the giants' thread for giants. Raises BadRequest."""
+        """``dialects.parse``, on the loop for ordinary bodies, beside it for giants. Raises BadRequest.
+
+        A giant's prompts may stay with the helper process; only ``per_target`` can count them then.
+        """
         if len(body) <= GIANT_BYTES:
             return parse(head, body, limits)
-        return await asyncio.get_running_loop().run_in_executor(self._giants, parse, head, body, limits)
+        return await asyncio.get_running_loop().run_in_executor(self._giants, self._parse_giant, head, body, limits)
+
+    def _parse_giant(self, head: RequestHead, body: bytes, limits: BodyLimits) -> Parsed:
+        helper = self._helper
+        try:
+            if helper is not None and helper.ready():
+                return helper.parse(head, body, limits)
+        except HelperGone:
+            self._replace_helper()
+        return parse(head, body, limits)
+
+    def _replace_helper(self) -> None:
+        self.stats.helpers_lost += 1
+        self.start_giant_helper()
 
     async def per_target(
         self, targets: Iterable[str], request: InferenceRequest, *, budget_tokens: int | None = None
     ) -> dict[str, TokenCount]:
         """Counts of one request for each target; targets of one model are counted once."""
+        if request.handle:
+            return await self._far(tuple(targets), request, budget_tokens)
         done: dict[int, TokenCount] = {}
         result: dict[str, TokenCount] = {}
         for target in targets:
@@ -98,6 +124,31 @@ class Counting:
                 done[id(counter)] = await self.count(counter, request, budget_tokens=budget_tokens)
             result[target] = done[id(counter)]
         return result
+
+    async def _far(
+        self, targets: tuple[str, ...], request: InferenceRequest, budget_tokens: int | None
+    ) -> dict[str, TokenCount]:
+        """Counts of a giant that lies with the helper."""
+        started = self._clock_s()
+        specs = {target: self._specs.get(target, CounterSpec()) for target in targets}
+        distinct = tuple(dict.fromkeys(specs.values()))
+        call = CountCall(request.handle, distinct, budget_tokens, self._deadline_ms / 1000.0)
+        counts = await asyncio.get_running_loop().run_in_executor(self._giants, self._count_far, call, request)
+        elapsed_ms = (self._clock_s() - started) * 1000.0
+        found = dict(zip(distinct, counts, strict=True))
+        return {target: replace(found[spec], elapsed_ms=elapsed_ms) for target, spec in specs.items()}
+
+    def _count_far(self, call: CountCall, request: InferenceRequest) -> tuple[TokenCount, ...]:
+        helper = self._helper
+        counts: tuple[TokenCount, ...] | None = None
+        try:
+            if helper is not None and helper.ready():
+                self.stats.helped += 1
+                counts = helper.count(call)
+        except HelperGone:
+            self._replace_helper()
+        # A giant whose prompts were lost with the helper: every byte of the body a token, and what NFKC adds at most.
+        return counts or (TokenCount((request.body_bytes * _LONGEST_FORM,), "bound"),) * len(call.counters)
 
     async def count(
         self,
@@ -142,6 +193,8 @@ class Counting:
         """Stop the threads; counts that still run end by their deadline."""
         for pool in (self._medium, self._giants, self._bounds):
             pool.shutdown(wait=False, cancel_futures=True)
+        if self._helper is not None:
+            self._helper.close()
 
 
 @dataclass(frozen=True, slots=True)

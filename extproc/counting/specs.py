@@ -1,0 +1,38 @@
+"""What a counter is made from: values that can be sent to another process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from extproc.config.models import Config, Model
+from extproc.tokens import PromptCounter, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CounterSpec:
+    """The files and figures of one model's counter."""
+
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    image_tokens: int | None = None
+
+    def load(self) -> PromptCounter:
+        """Read the files. Raises ConfigError."""
+        return load_tokenizer(
+            Path(self.tokenizer) if self.tokenizer else None,
+            Path(self.chat_template) if self.chat_template else None,
+            now=datetime.now,
+            image_tokens_each=self.image_tokens,
+        )
+
+
+def specs_of(config: Config) -> dict[str, CounterSpec]:
+    """target -> spec of its model; targets without a model are counted by the bound."""
+    models = {name: _spec(model) for name, model in config.models.items()}
+    return {name: models.get(target.model or "", CounterSpec()) for name, target in config.targets.items()}
+
+
+def _spec(model: Model) -> CounterSpec:
+    return CounterSpec(model.tokenizer, model.chat_template, model.image_tokens)
