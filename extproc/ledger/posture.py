@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from extproc.ledger.base import KEEP_FREE_SHARE, Candidate, LedgerSnapshot, ReplicaState
+from extproc.ledger.base import KEEP_FREE_SHARE, Candidate, LedgerSnapshot, ReplicaState, Reservation
 
 
 @dataclass(slots=True)
@@ -32,6 +32,8 @@ class LocalShare:
         self.live_sidecars = 1
         self._rooms: dict[str, _Room] = {}
         self._taken: dict[str, tuple[str, int, int]] = {}
+        #: What was admitted here and the ledger has not heard of, by rid; to be told to it before it is asked again.
+        self.owed: dict[str, Reservation] = {}
 
     def observe(self, snapshot: LedgerSnapshot) -> None:
         """The ledger answers: forget what was taken, and remember the room for the next outage."""
@@ -73,6 +75,7 @@ class LocalShare:
 
     def ended(self, rid: str) -> None:
         """An end record of a request admitted by this share: its room is free again."""
+        self.owed.pop(rid, None)
         taken = self._taken.pop(rid, None)
         if taken is not None:
             replica, blocks, sequences = taken
