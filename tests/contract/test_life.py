@@ -392,3 +392,18 @@ async def test_a_lease_that_is_renewed_by_an_old_record_is_not_shortened(held: L
     clock.tick(9.9)
     await held.reap()
     assert await states(held) == {"1": State.RESERVED}
+
+
+async def test_rule_9_without_records_a_lease_of_the_predicted_duration_is_the_whole_life(
+    ledger: Ledger, clock: Clock
+) -> None:
+    """A mesh without an access log: lease and cap are both the prediction."""
+    await ledger.publish([report(clock())], [], 1000)
+    await ledger.reserve(ask("1", candidate(cap_s=20.0), lease_s=20.0))
+    clock.tick(19.9)
+    await ledger.reap()
+    assert await states(ledger) == {"1": State.RESERVED}
+    clock.tick(0.1)
+    await ledger.reap()
+    await ledger.reap()
+    assert await blocks(ledger) == 0

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from extproc.errors import LedgerDown
@@ -169,3 +170,15 @@ async def test_close_sends_what_was_kept(ledger: RedisLedger, valkey: ValkeyServ
     leaving._keep([end("1")])
     await leaving.close()
     assert [r.reservation.rid for r in await ledger.reservations("a")] == ["2"]
+
+
+async def test_fields_of_a_later_release_survive_an_earlier_one(ledger: RedisLedger, pool: str) -> None:
+    """A rolling update: arrays grow at their end, and who does not know a field carries it along."""
+    made = (await ledger.reserve(ask("1", PLACE))).now_s
+    key = keys.key(pool, "res")
+    stored = msgspec.msgpack.decode(await raw(ledger, "HGET", key, "1"))
+    await raw(ledger, "HSET", key, "1", msgspec.msgpack.encode([*stored, "of tomorrow"]))  # type: ignore[arg-type]
+    assert await ledger.renew([record(reservation("1", made), first_byte_age_s=0.0)]) == [True]
+    assert msgspec.msgpack.decode(await raw(ledger, "HGET", key, "1"))[-1] == "of tomorrow"
+    (result,) = await ledger.end([end("1")])
+    assert (result.released, await blocks(ledger)) == (True, 0)
