@@ -20,7 +20,7 @@ from extproc.errors import BadRequest, LedgerDown
 from extproc.fleet import Fleet
 from extproc.holding import Holding, NoPlace
 from extproc.learning import Learning
-from extproc.ledger.base import End, Ended, Ledger, ReserveRequest, ReserveResult, Verdict, Upsert
+from extproc.ledger.base import End, Ended, Ledger, ReserveRequest, ReserveResult, Upsert, Verdict
 from extproc.ledger.posture import LocalShare
 from extproc.metadata import exchange_id, reservation_from
 from extproc.policy.lanes import LaneTable, Route
