@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -26,8 +27,12 @@ log = logging.getLogger("kvgate.ledger")
 CONNECT_TIMEOUT_S = 1.0
 #: Reconnecting starts this fast and slows down to RETRY_MAX_S.
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
-#: So many calls in a row without an answer open the circuit: the connection is dropped and built anew.
+#: So many calls in a row without an answer in time open the circuit ...
 FAILURES_TO_OPEN = 3
+#: ... for this long: calls with a shorter deadline than PATIENT_S fail at once, the patient ones go on.
+OPEN_S, PATIENT_S = 0.5, 0.5
+#: A connection on which calls wait and nothing at all has come for this long is dropped and built anew.
+STALL_S = 2.0
 #: More unanswered calls than this are refused at once: they could not be served in time.
 MAX_PENDING = 8192
 #: Replies that say "not here, not now"; the command did not run.
@@ -56,12 +61,14 @@ class _Stream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self.closed = self._loop.create_future()
+        self._waiting_since_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
+        self._waiting_since_s = self._loop.time()
         while (reply := self._reader.gets()) is not _INCOMPLETE:
             future = self._waiting.popleft()
             if not future.done():
@@ -80,12 +87,19 @@ class _Stream(asyncio.Protocol):
     def pending(self) -> int:
         return len(self._waiting)
 
+    @property
+    def stalled(self) -> bool:
+        """Whether calls wait and the server has said nothing for STALL_S."""
+        return bool(self._waiting) and self._loop.time() - self._waiting_since_s > STALL_S
+
     def send(self, packed: bytes) -> asyncio.Future[Any]:
         if self._transport is None or self._transport.is_closing():
             raise NotRun("the ledger's connection is closed")
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(packed)
+        if not self._waiting:
+            self._waiting_since_s = self._loop.time()
         future = self._loop.create_future()
         self._waiting.append(future)
         return future
@@ -117,6 +131,7 @@ class Link:
         self._on_up = on_up
         self._stream: _Stream | None = None
         self._failures = 0
+        self._open_until_s = 0.0
         self._moved_to: tuple[str, int] | None = None
         self._task: asyncio.Task[None] | None = None
         self.up = asyncio.Event()
@@ -137,15 +152,20 @@ class Link:
         """Abandon the connection; the background task builds a new one."""
         self.up.clear()
         self.last_error = why
-        self._failures = 0
+        self._failures, self._open_until_s = 0, 0.0
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
 
+    @property
+    def usable(self) -> bool:
+        """Whether a call would be tried: connected, and answering in time."""
+        return self.up.is_set() and time.monotonic() >= self._open_until_s
+
     async def call(self, packed: bytes, timeout_s: float) -> Any:
         """One command's reply; errors as ``NotRun`` or ``OutcomeUnknown``, except NOSCRIPT, which is returned."""
         stream = self._stream
-        if stream is None or not self.up.is_set():
+        if stream is None or not self.up.is_set() or (timeout_s < PATIENT_S and not self.usable):
             raise NotRun(f"ledger away: {self.last_error}")
         if stream.pending >= MAX_PENDING:
             raise NotRun(f"{MAX_PENDING} ledger calls unanswered")
@@ -153,14 +173,24 @@ class Link:
             async with asyncio.timeout(timeout_s):
                 reply = await stream.send(packed)
         except TimeoutError:
-            self._failures += 1
-            if self._failures >= FAILURES_TO_OPEN and stream is self._stream:
-                self.drop(f"{FAILURES_TO_OPEN} calls in a row without an answer")
+            self._timed_out(stream, timeout_s)
             raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None
-        self._failures = 0
+        if timeout_s < PATIENT_S:
+            self._failures, self._open_until_s = 0, 0.0
         if isinstance(reply, hiredis.ReplyError):
             return self._error(str(reply), reply, stream)
         return reply
+
+    def _timed_out(self, stream: _Stream, timeout_s: float) -> None:
+        if stream is not self._stream:
+            return
+        if stream.stalled:
+            self.drop(f"nothing received for {STALL_S:.0f} s")
+        elif timeout_s < PATIENT_S:
+            self._failures += 1
+            if self._failures >= FAILURES_TO_OPEN:
+                self.last_error = f"{self._failures} calls in a row without an answer in time"
+                self._open_until_s = time.monotonic() + OPEN_S
 
     def _error(self, message: str, reply: Any, stream: _Stream) -> Any:
         code = message.split(" ", 1)[0]

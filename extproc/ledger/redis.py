@@ -116,7 +116,7 @@ class RedisLedger(Ledger):
     @property
     def status(self) -> LedgerStatus:
         """For ``status``, metrics and readiness."""
-        up = self._link.up.is_set()
+        up = self._link.usable
         return LedgerStatus(
             "ok" if up else "degraded", self._latency_s * 1000, None if up else self._link.last_error, len(self._kept),
             self._dropped, self._unknown,
@@ -238,11 +238,12 @@ class RedisLedger(Ledger):
 
     async def _on_up(self, ask: Callable[..., Awaitable[Any]]) -> None:
         """Load the scripts and run one, so that "up" means that the ledger works."""
-        for script in self._scripts.values():
-            await ask("SCRIPT", "LOAD", script.text)
         clock = b"" if self._test_clock is None else b"%d" % to_us(self._test_clock())
-        await ask("EVALSHA", self._scripts["init"].sha, len(self._names), *self._names, clock,
-                  wire.encode([int(self._fresh)]))  # fmt: skip
+        await asyncio.gather(  # one round trip: a slow server is not made slower
+            *(ask("SCRIPT", "LOAD", script.text) for script in self._scripts.values()),
+            ask("EVALSHA", self._scripts["init"].sha, len(self._names), *self._names, clock,
+                wire.encode([int(self._fresh)])),
+        )  # fmt: skip
         self._fresh = False  # whatever is found empty from now on was lost
 
     async def _end(self, ends: Sequence[End], late_s: Sequence[float], timeout_s: float) -> list[EndResult]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -74,7 +75,7 @@ async def test_a_stopped_server_costs_a_deadline_then_nothing_and_leaves_no_rese
     assert max(took[3:]) < 0.02
     assert ledger.status.state == "degraded"
     server.resume()
-    await until(lambda: ledger.status.state == "ok" and ledger.status.kept_ends == 0)
+    await until(lambda: ledger.status.kept_ends == 0 and ledger.status.state == "ok")
     assert await blocks(ledger) == 10
     late = await ledger.reserve(ask("lost0", PLACE))
     assert (late.chosen, late.ended) == (None, True)
@@ -182,3 +183,53 @@ async def test_fields_of_a_later_release_survive_an_earlier_one(ledger: RedisLed
     assert msgspec.msgpack.decode(await raw(ledger, "HGET", key, "1"))[-1] == "of tomorrow"
     (result,) = await ledger.end([end("1")])
     assert (result.released, await blocks(ledger)) == (True, 0)
+
+
+@asynccontextmanager
+async def slow_line_to(port: int, delay_s: float) -> AsyncIterator[tuple[int, dict[str, float]]]:
+    """A TCP proxy that holds every chunk back; the delay can be set while it runs."""
+    line = {"delay_s": delay_s}
+    writers: list[asyncio.StreamWriter] = []
+
+    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await source.read(65536):
+            loop.call_later(line["delay_s"], sink.write, data)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((writer, inner_writer))
+        await asyncio.gather(copy(reader, inner_writer), copy(inner_reader, writer), return_exceptions=True)
+
+    proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield proxy.sockets[0].getsockname()[1], line
+    finally:
+        for writer in writers:
+            writer.close()
+        proxy.close()
+        await asyncio.sleep(0.05)
+
+
+async def test_a_slow_server_opens_the_circuit_for_requests_and_keeps_the_ledger_true(
+    valkey: ValkeyServer, pool: str
+) -> None:
+    """Half a second each way: requests fail fast, renewals and ends get through, nothing is left behind."""
+    async with slow_line_to(valkey.port, 0.0) as (port, line):
+        ledger = await RedisLedger.connect(f"redis://127.0.0.1:{port}", pool, fresh=True)
+        made = (await ledger.reserve(ask("kept", PLACE))).now_s
+        line["delay_s"] = 0.2
+        took = []
+        for i in range(6):
+            began = time.perf_counter()
+            with pytest.raises(LedgerDown):
+                await ledger.reserve(ask(f"lost{i}", PLACE))
+            took.append(time.perf_counter() - began)
+        assert max(took[3:]) < 0.02
+        assert ledger.status.state == "degraded"
+        assert await ledger.renew([record(reservation("kept", made))]) == [True]
+        line["delay_s"] = 0.0
+        await until(lambda: ledger.status.state == "ok" and ledger.status.kept_ends == 0)
+        assert (await ledger.reserve(ask("after", PLACE))).chosen == 0
+        assert sorted(r.reservation.rid for r in await ledger.reservations("a")) == ["after", "kept"]
+        await ledger.close()
