@@ -110,7 +110,10 @@ def configuration(url: str, engine: str, **target: Any) -> dict[str, Any]:
             }
         },
         "models": {"tiny": {"contextTokens": 8192}},
-        "lanes": {"edit": {"maxInputTokens": 6000, "maxOutputTokens": 6000}},
+        # A place at the gate is taken as soon as one is free; a client that comes back later leaves a gap.
+        "lanes": {
+            "edit": {"maxInputTokens": 6000, "maxOutputTokens": 6000, "queue": {"maxDepth": 64, "maxWaitMs": 5000}}
+        },
         "aliases": {"coder": {"lane": "edit", "targets": ["primary"]}},
     }  # fmt: skip
 

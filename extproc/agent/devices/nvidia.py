@@ -43,6 +43,8 @@ LIBRARY_ERRORS: Mapping[int, str] = {
 }
 #: Parts whose GPU memory is the host's. By name: drivers differ in whether they answer "not supported" or nonsense.
 UNIFIED_NAMES = re.compile(r"\b(GB10|DGX Spark|Thor|Orin|Xavier|Tegra|Jetson|nvgpu)\b", re.IGNORECASE)
+#: Parts with memory of their own beside the host's, whose drivers at times refuse to tell it; then the host's counts.
+COHERENT_NAMES = re.compile(r"\b(GH200|GB200|GB300)\b", re.IGNORECASE)
 #: Part of a unified device's memory that the operating system keeps for itself.
 HOST_KEEPS_BYTES = 2 * 1024**3
 #: Bits of the clock event reasons that slow work down (nvml.h nvmlClocksEventReason*).
@@ -159,16 +161,24 @@ class Nvml:
     def _memory(self, handle: Any, uuid: str, name: str) -> tuple[Memory, DeviceState]:
         """v2, on any error v1 (remembered per device); unified parts from the host's memory instead."""
         if uuid in self._unified or UNIFIED_NAMES.search(name):
-            host = meminfo.available(meminfo.read(self._meminfo_path), HOST_KEEPS_BYTES)
-            if host is None:
-                return Memory(problem="meminfo_unreadable"), DeviceState.UNKNOWN
-            total, free = host
-            return Memory(total, free, total - free), DeviceState.UNIFIED
+            return self._host_memory()
         memory = self._memory_v2(handle, uuid)
         if memory is None:
-            info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            try:
+                info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            except pynvml.NVMLError as error:
+                if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED and COHERENT_NAMES.search(name):
+                    return self._host_memory()
+                raise
             memory = plausible(int(info.total), int(info.free), int(info.used))
         return memory, DeviceState.OK if memory.problem is None else DeviceState.UNKNOWN
+
+    def _host_memory(self) -> tuple[Memory, DeviceState]:
+        host = meminfo.available(meminfo.read(self._meminfo_path), HOST_KEEPS_BYTES)
+        if host is None:
+            return Memory(problem="meminfo_unreadable"), DeviceState.UNKNOWN
+        total, free = host
+        return Memory(total, free, total - free), DeviceState.UNIFIED
 
     def _memory_v2(self, handle: Any, uuid: str) -> Memory | None:
         version = getattr(pynvml, "nvmlMemory_v2", None)

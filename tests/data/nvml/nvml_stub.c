@@ -4,7 +4,8 @@
    every call, so a test changes them while the agent runs. One device a line, fields by blanks:
      uuid name total used reserved util tempC throttle ecc mig parent err v2err procs
    Sizes in MiB, "-" = nothing; a "_" in a name is a blank. err: an nvmlReturn_t that every call on the device gives
-   (15 GPU_IS_LOST, 3 NOT_SUPPORTED, 4 NO_PERMISSION, 999 UNKNOWN); v2err: only for the version 2 memory query.
+   (15 GPU_IS_LOST, 3 NOT_SUPPORTED, 4 NO_PERMISSION, 999 UNKNOWN); v2err: only for the version 2 memory query
+   (1000 + N: for both memory queries).
    mig 1: the card is cut into slices, which are the lines whose parent is its uuid. procs: pid:MiB,pid:MiB; MiB -1
    is NVML's "not available". A first line "init N" makes nvmlInit and the device count fail with N.
    build: gcc -O2 -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 nvml_stub.c */
@@ -95,12 +96,13 @@ struct memory_v1 { u64 total, free, used; };
 struct memory_v2 { u32 version; u64 total, reserved, free, used; };
 int nvmlDeviceGetMemoryInfo(void *h, struct memory_v1 *m) { /* used includes what the driver reserves */
   DEVICE(h);
+  if (d->v2err >= 1000) return d->v2err - 1000;
   m->total = d->total * MIB; m->used = (d->used + d->reserved) * MIB; m->free = m->total - m->used;
   return 0;
 }
 int nvmlDeviceGetMemoryInfo_v2(void *h, struct memory_v2 *m) {
   DEVICE(h);
-  if (d->v2err) return d->v2err;
+  if (d->v2err) return d->v2err % 1000;
   if (m->version != 0x02000028) return 25;
   m->total = d->total * MIB; m->reserved = d->reserved * MIB; m->used = d->used * MIB;
   m->free = m->total - m->used - m->reserved;

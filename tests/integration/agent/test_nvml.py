@@ -98,6 +98,23 @@ def test_unified_parts_show_what_the_host_can_give(stub: Stub, v2_error: int) ->
     assert read["total_bytes"] == 125489508 * 1024
 
 
+@pytest.mark.parametrize(
+    ("name", "error", "state"),
+    [
+        ("NVIDIA_GH200_480GB", 0, "ok"),
+        ("NVIDIA_GH200_480GB", 1003, "unified"),
+        ("NVIDIA_GH200_480GB", 1004, "unknown"),
+        ("NVIDIA_A100-SXM4-80GB", 1003, "unknown"),
+    ],
+)
+def test_only_a_known_part_that_refuses_its_memory_gets_the_hosts(
+    stub: Stub, name: str, error: int, state: str
+) -> None:
+    """GH200 tells its own memory; where its driver says "not supported" the host's counts, on no other error or card."""
+    stub.put(line(A, name, total=97871, v2err=error))
+    assert stub.read()[A]["state"] == state
+
+
 def test_an_operator_may_declare_a_device_unified(stub: Stub) -> None:
     """A part whose name is not known yet is unified where the operator says so (f02)."""
     stub.put(line("GPU-declared", "NVIDIA_Next", total=121688))
