@@ -25,9 +25,9 @@ def kvgate(*words: str) -> subprocess.CompletedProcess[str]:
         raise DependencyDown(f"kvgate {words[0]} did not end within {COMMAND_TIMEOUT_S:g} s") from error
 
 
-def status(config_file: Path) -> dict[str, Any]:
-    """``kvgate status --json``; ``DependencyDown`` with its own line where it fails."""
-    done = kvgate("status", "-c", str(config_file), "--json")
+def status(config_file: Path, *, recent: int = 1) -> dict[str, Any]:
+    """``kvgate status --json`` with so many decisions; ``DependencyDown`` with its own line where it fails."""
+    done = kvgate("status", "-c", str(config_file), "--json", "--recent", str(recent))
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise DependencyDown(f"kvgate status failed: {said[-1] if said else f'exit status {done.returncode}'}")

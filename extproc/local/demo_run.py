@@ -224,7 +224,7 @@ def _result(
         checks=report.checks(*runs, packed, idle, ledger, audit.returncode == 0, overflows),
         decisions=ask.kvgate("status", "-c", str(config_file), "--recent", "12").stdout.rstrip(),
         ledger=ledger,
-        miscounted=sum(_miscounted(row) for row in status.get("recent", [])),
+        miscounted=sum(_miscounted(row) for row in ask.status(config_file, recent=len(work))["recent"]),
         broken=[report.broken_line(outcome) for outcome in with_ if outcome.fate == "broken"],
     )
 
