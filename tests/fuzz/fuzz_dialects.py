@@ -34,7 +34,7 @@ def one(data: bytes) -> None:
     if len(data) < 2:
         return
     path, encoding, body = PATHS[data[0] % len(PATHS)], ENCODINGS[data[1] % len(ENCODINGS)], data[2:]
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         parsed = parse(RequestHead("POST", path, {"content-encoding": encoding} if encoding else {}), body, LIMITS)
     except BadRequest as error:
@@ -49,7 +49,7 @@ def one(data: bytes) -> None:
                 again = parse(RequestHead("POST", path, {}), edited.body, LIMITS)
                 if again.model != "m" or again.model_span != edited.model_span:
                     raise AssertionError("the edit lost the model's place")
-    if time.perf_counter() - started > SLOW_S:
+    if time.process_time() - started > SLOW_S:
         raise AssertionError("one input took too long")
 
 

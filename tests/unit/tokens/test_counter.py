@@ -186,16 +186,16 @@ def test_the_template_beside_the_tokenizer_is_taken(tmp_path: Path) -> None:
     word_level(tmp_path)
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "from config", "bos_token": {"content": "<s>"}}))
-    assert load(tmp_path).template == "from config"
+    assert Sources(tmp_path).template == "from config"
     (tmp_path / "chat_template.jinja").write_text("from file")
-    assert load(tmp_path).template == "from file"
+    assert Sources(tmp_path).template == "from file"
     (tmp_path / "chat_template.jinja").unlink()
     named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
     config.write_text(json.dumps({"chat_template": named}))
-    assert (load(tmp_path).template, load(tmp_path).tools) == ("d", "t")
+    assert (Sources(tmp_path).template, Sources(tmp_path).tools) == ("d", "t")
 
 
-class load:
+class Sources:
     """The template sources of a directory's counter."""
 
     def __init__(self, folder: Path) -> None:
