@@ -84,6 +84,14 @@ class Counting:
         """Whether giants go to the helper by now."""
         return self._helper is not None and self._helper.ready()
 
+    def remembered_bytes(self) -> dict[str, int]:
+        """target -> bytes that its tokenizer remembers of earlier prompts; bounded per tokenizer."""
+        return {
+            target: counter.vocabulary.encoder.remembered_bytes()
+            for target, counter in self._counters.items()
+            if counter.vocabulary is not None
+        }
+
     def notes(self) -> list[str]:
         """One line per model whose tokenizer is not counted the fastest way, for the log."""
         return sorted({counter.note for counter in self._counters.values() if counter.note})

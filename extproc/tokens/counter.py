@@ -149,7 +149,8 @@ def load_tokenizer(
     """The counter of one model from its files; without ``path`` a counter of bounds.
 
     The template is ``chat_template``, else ``chat_template.jinja`` beside the tokenizer, else the one in
-    ``tokenizer_config.json`` there. ``now`` is the clock that templates may print.
+    ``tokenizer_config.json`` there. The picture rule is ``image_family``'s, else that of the model type in
+    ``config.json`` beside the tokenizer. ``now`` is the clock that templates may print.
 
     Raises:
         ConfigError: a file is missing or cannot be used.
@@ -158,6 +159,7 @@ def load_tokenizer(
     if path is None:
         return PromptCounter(image_family=image_family, flat_image_tokens=image_tokens_each, template_overhead=overhead)
     config = _json(path.parent / "tokenizer_config.json")
+    family = image_family or _json(path.parent / "config.json").get("model_type")
     specials = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None}
     sources = _templates(path, chat_template, config)
     compiled = {name: _compiled(source, specials, now, path) for name, source in sources.items()}
@@ -166,7 +168,7 @@ def load_tokenizer(
         vocabulary=vocabulary,
         template=compiled.get("default"),
         tool_template=compiled.get("tool_use"),
-        image_family=image_family,
+        image_family=family if isinstance(family, str) else None,
         flat_image_tokens=image_tokens_each,
         template_overhead=overhead,
         note=vocabulary.note,

@@ -41,6 +41,10 @@ class Encoder(Protocol):
         """Tokens of ``text``. Raises EncoderFailure."""
         ...
 
+    def remembered_bytes(self) -> int:
+        """Memory of remembered segments, at most ``SEGMENT_CACHE_BYTES``."""
+        ...
+
 
 class FastEncoder:
     """fastokens: results stay in one native buffer, no Python object per token."""
@@ -53,6 +57,11 @@ class FastEncoder:
     def count(self, text: str, *, add_special_tokens: bool) -> int:
         """Tokens of ``text``, read off the length of the id buffer (4 bytes each)."""
         return _guarded(lambda t: len(self._native.encode_batch_flat([t], add_special_tokens)[0]) // 4, text)
+
+    def remembered_bytes(self) -> int:
+        """What the segment cache holds now."""
+        stats = self._native.segment_cache_stats()
+        return int(stats["bytes"]) if stats else 0
 
 
 class HfEncoder:
@@ -70,6 +79,10 @@ class HfEncoder:
             return len(self._native.encode_batch_fast([t], add_special_tokens=add_special_tokens)[0])
 
         return _guarded(call, text)
+
+    def remembered_bytes(self) -> int:
+        """Nothing of ours; HF's own word cache holds 10,000 entries."""
+        return 0
 
 
 def _guarded(call: Callable[[str], int], text: str) -> int:

@@ -38,6 +38,9 @@ class Words:
         assert self.gate.wait(10)
         return len(text.split())
 
+    def remembered_bytes(self) -> int:
+        return 7
+
 
 def ask(size: int) -> InferenceRequest:
     return request("/v1/completions", {"model": "m", "prompt": "w " * (size // 2)})
@@ -69,6 +72,7 @@ async def test_targets_of_one_model_are_counted_once(words: tuple[Words, Countin
     found = await counting.per_target(["a", "b", "remote"], ask(100))
     assert (found["a"], found["remote"].source) == (found["b"], "bound")
     assert len(encoder.threads) == 1
+    assert counting.remembered_bytes() == {"a": 7, "b": 7}
 
 
 async def until(condition: Callable[[], bool], *, patience: int = 1000) -> None:

@@ -14,9 +14,10 @@ import tokenizers
 from extproc.dialects import InferenceRequest
 from extproc.errors import ConfigError
 from extproc.tokens import CountingStopped, PromptCounter, load_tokenizer
-from extproc.tokens.encoders import EncoderFailure, HfEncoder, Vocabulary, cut
+from extproc.tokens.encoders import SEGMENT_CACHE_BYTES, EncoderFailure, HfEncoder, Vocabulary, cut
 from extproc.tokens.samples import SAMPLES
 from extproc.tokens.templates import ChatTemplate
+from tests.payloads.runner import SHIPPED
 from tests.payloads.tokenizers import CHATML, NOW, chatml_counter, counter, tokenizer_dir
 from tests.unit.dialects.asking import request
 
@@ -107,6 +108,9 @@ def test_a_native_failure_gives_the_bound() -> None:
 
         def count(self, text: str, *, add_special_tokens: bool) -> int:
             raise EncoderFailure("PanicException")
+
+        def remembered_bytes(self) -> int:
+            return 0
 
     vocabulary = Vocabulary(Broken(), 1000, True, True, frozenset(), 0)
     assert PromptCounter(vocabulary=vocabulary).count(request("/v1/completions", {"prompt": "x"})).source == "bound"
@@ -236,3 +240,22 @@ def test_cuts_do_not_change_counts(name: str) -> None:
 def test_chatml_has_no_hidden_system_prompt() -> None:
     """The payloads' facts rest on it."""
     assert "You are" not in CHATML
+
+
+def test_pictures_are_measured_by_the_models_own_rule(tmp_path: Path) -> None:
+    """config.json beside the tokenizer names the family; the size comes from the picture."""
+    path = word_level(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
+    body = (SHIPPED / "03-chat-image-data-uri.json").read_bytes()
+    known, unknown = load_tokenizer(path, now=lambda: NOW), load_tokenizer(None, now=lambda: NOW)
+    asked = request(CHAT, body)
+    assert unknown.bound(asked).input_tokens - known.bound(asked).input_tokens == 16_384 - 99
+
+
+def test_remembered_text_is_bounded_and_reported() -> None:
+    """The segment cache fills with long prompts and says how much it holds."""
+    vocabulary = chatml_counter().vocabulary
+    assert vocabulary is not None
+    for number in range(50):
+        chatml_counter().count(ask(f"{number} fresh words about nothing in particular " * 2000))
+    assert 0 <= vocabulary.encoder.remembered_bytes() <= SEGMENT_CACHE_BYTES
