@@ -63,6 +63,8 @@ class Members:
                 raise BadRequest(400, "invalid_json", f"The body is not valid JSON: {error}.") from None
             self._take_slowly(begin, end)
             return
+        if len(raw) > limits.max_members:
+            raise BadRequest(400, "too_many_members", f"{self.where} has over {limits.max_members} keys.", path or None)
         self._unique = self._take(raw)
         if not self._unique:
             self._take_slowly(begin, end)

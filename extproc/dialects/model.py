@@ -26,7 +26,7 @@ class BodyLimits:
 
     ``max_bytes`` holds for the body as sent and as decompressed; ``max_ratio`` (decompressed over
     compressed) counts once the output passes ``ratio_floor_bytes``; ``max_window_bytes`` is the zstd window
-    (memory) that a frame may ask for; ``max_depth`` the nesting of JSON values; ``max_schema_bytes`` and
+    (memory) that a frame may ask for; ``max_depth`` the nesting of JSON values; ``max_members`` the keys of an object whose places are kept; ``max_schema_bytes`` and
     ``max_schema_unions`` guard the output grammar (engines compile it without a time limit);
     ``max_sequences`` is vLLM's own limit on n.
     """
@@ -36,6 +36,7 @@ class BodyLimits:
     ratio_floor_bytes: int = 1024 * 1024
     max_window_bytes: int = 32 * 1024 * 1024
     max_depth: int = 96
+    max_members: int = 1_000
     max_schema_bytes: int = 256 * 1024
     max_schema_unions: int = 6
     max_sequences: int = 16_384

@@ -8,7 +8,7 @@ from extproc.dialects import fields
 from extproc.dialects.content import Gathered, strings_of
 from extproc.dialects.jsonbody import Members
 from extproc.dialects.model import BodyLimits, CapField, InferenceRequest, Json, Prompt, Route, TextPrompt, TokenPrompt
-from extproc.dialects.openai import generation, pooled, prompts_of
+from extproc.dialects.openai import bounded, generation, pooled, prompts_of
 from extproc.errors import BadRequest
 
 #: Fields that hold the two sides of a pair, by route.
@@ -36,6 +36,7 @@ def _texts(members: Members, names: tuple[str, ...], gathered: Gathered) -> list
         value = value["content"]
     if type(value) is not list:
         value = [value]
+    bounded(value, name)
     if any(item is None or type(item) not in (str, dict, list) for item in value) or not value:
         raise BadRequest(400, "invalid_type", f"{name} must be text or a list of texts.", name)
     return [item if type(item) is str else strings_of(item, gathered) for item in value]
@@ -53,7 +54,7 @@ def _llamacpp_prompts(value: Json) -> tuple[Prompt, ...]:
     if type(value) is list and value and any(type(item) is int for item in value):
         return (_mixed(value),)
     if type(value) is list and any(type(item) in (list, dict) for item in value):
-        return tuple(prompt for item in value for prompt in _llamacpp_prompts(item))
+        return tuple(prompt for item in bounded(value, "prompt") for prompt in _llamacpp_prompts(item))
     return prompts_of(value, "prompt")
 
 

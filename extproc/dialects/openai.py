@@ -17,6 +17,9 @@ from extproc.dialects.model import (
 )
 from extproc.errors import BadRequest
 
+#: Prompts of one request; as many as vLLM takes sequences.
+MAX_PROMPTS = 16_384
+
 #: Names that decide what a request takes; twice the same is a contradiction.
 MATTERS = frozenset(
     {
@@ -80,7 +83,7 @@ def chat_batch(members: Members, route: Route, limits: BodyLimits) -> InferenceR
     gathered = Gathered()
     prompts = tuple(
         ChatPrompt([_message(m, i, gathered) for i, m in enumerate(fields.listing(conversation, "messages"))])
-        for conversation in _required_list(members, "messages")
+        for conversation in bounded(_required_list(members, "messages"), "messages")
     )
     return generation(members, route, limits, gathered, prompts)
 
@@ -185,6 +188,7 @@ def prompts_of(
         raise BadRequest(400, "invalid_type", f"{param} must be text, token ids, or a list of these.", param)
     if type(value[0]) is int:
         return (_token_prompt(value, param, tail),)
+    bounded(value, param)
     prompts: list[Prompt] = []
     for index, item in enumerate(value):
         if type(item) is str:
@@ -196,6 +200,13 @@ def prompts_of(
         else:
             raise BadRequest(400, "invalid_type", f"{param}[{index}] must be text or token ids.", f"{param}[{index}]")
     return tuple(prompts)
+
+
+def bounded(prompts: list[Json], param: str) -> list[Json]:
+    """The list, refused if it has more prompts than any engine takes."""
+    if len(prompts) > MAX_PROMPTS:
+        raise BadRequest(400, "invalid_value", f"{param} has over {MAX_PROMPTS} entries.", param)
+    return prompts
 
 
 def _token_prompt(ids: list[Json], param: str, tail: tuple[str, ...]) -> TokenPrompt:

@@ -206,3 +206,12 @@ def test_unknown_paths_are_not_read() -> None:
 def test_batch_conversations_are_prompts() -> None:
     """vLLM's batch route runs one sequence per conversation."""
     assert request("/v1/chat/completions/batch", {"messages": [HI, HI, HI]}).sequences == 3
+
+
+def test_absurd_numbers_of_things_are_400() -> None:
+    """A body of a million tiny pieces costs time for each; no engine takes that many."""
+    many: dict[str, Any] = {str(n): 0 for n in range(2000)}
+    assert refusal(CHAT, {"messages": HI, **many}).code == "too_many_members"
+    assert refusal(COMPLETIONS, {"prompt": [""] * 20_000}).code == "invalid_value"
+    assert refusal("/v1/rerank", {"query": "q", "documents": [""] * 20_000}).code == "invalid_value"
+    assert refusal("/v1/chat/completions/batch", {"messages": [[]] * 20_000}).code == "invalid_value"

@@ -259,3 +259,16 @@ def test_remembered_text_is_bounded_and_reported() -> None:
     for number in range(50):
         chatml_counter().count(ask(f"{number} fresh words about nothing in particular " * 2000))
     assert 0 <= vocabulary.encoder.remembered_bytes() <= SEGMENT_CACHE_BYTES
+
+
+def test_tiktoken_files_are_read(tmp_path: Path) -> None:
+    """Named after their encoding, whose pre-tokenizer is built in; other names are refused."""
+    ranks = [bytes([i]) for i in range(256)] + [b"ab", b"abab"]
+    lines = "\n".join(f"{base64.b64encode(piece).decode()} {rank}" for rank, piece in enumerate(ranks))
+    for name in ("my-cl100k_base.tiktoken", "o200k_base.tiktoken"):
+        (tmp_path / name).write_text(lines + "\n")
+        found = load_tokenizer(tmp_path / name, now=lambda: NOW)
+        assert found.count(request("/v1/completions", {"prompt": "abab xy"})).per_prompt == (4,)
+    (tmp_path / "other.tiktoken").write_text(lines)
+    with pytest.raises(ConfigError):
+        load_tokenizer(tmp_path / "other.tiktoken", now=lambda: NOW)
