@@ -51,13 +51,17 @@ _KINDS = {
 }
 
 
+#: All that is read of our metadata in an attempt's entry: the exchange's own entry, soon after it, has the rest.
+_ATTEMPT_FIELDS = ("rid", "target")
+
+
 @dataclass(frozen=True, slots=True)
 class LogRecord:
     """One entry, read. Ages are seconds before "now" of the host that reads; None where it did not happen.
 
-    ``fields`` are our own metadata as written at the decision; ``usage`` what the engine reported
-    (input_tokens, output_tokens, cached_tokens), absent keys were not reported. ``began_us`` is the exchange's begin
-    on Envoy's wall clock.
+    ``fields`` are our own metadata as written at the decision (of an attempt: rid and target only); ``usage`` what
+    the engine reported (input_tokens, output_tokens, cached_tokens), absent keys were not reported. ``began_us`` is
+    the exchange's begin on Envoy's wall clock.
     """
 
     kind: EntryKind
@@ -86,7 +90,8 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
     if kind is None:
         return None
     metadata = common.metadata.filter_metadata
-    fields = _values(metadata[DECISION_NAMESPACE]) if DECISION_NAMESPACE in metadata else {}
+    wanted = _ATTEMPT_FIELDS if kind is EntryKind.ATTEMPT_END else None
+    fields = _values(metadata[DECISION_NAMESPACE], wanted) if DECISION_NAMESPACE in metadata else {}
     usage = _values(metadata[USAGE_NAMESPACE]) if USAGE_NAMESPACE in metadata else {}
     rid = fields.get("rid") or entry.request.request_headers.get(HEADER_RID) or None
     status = entry.response.response_code.value if entry.response.HasField("response_code") else None
@@ -117,12 +122,12 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
 
 def _ended(entry: pb.HTTPAccessLogEntry, kind: EntryKind, status: int | None) -> Ended:
     common, details = entry.common_properties, entry.response.response_code_details
-    flags = common.response_flags
-    if any(getattr(flags, name) for name in _ABORTS) or details.startswith("downstream_remote_disconnect"):
+    flags = common.response_flags if common.HasField("response_flags") else None
+    if _any(flags, _ABORTS) or details.startswith("downstream_remote_disconnect"):
         return Ended.CLIENT_ABORT
-    if any(getattr(flags, name) for name in _TIMEOUTS):
+    if _any(flags, _TIMEOUTS):
         return Ended.TIMEOUT
-    if any(getattr(flags, name) for name in _RESETS) or details.startswith("upstream_reset"):
+    if _any(flags, _RESETS) or details.startswith("upstream_reset"):
         return Ended.UPSTREAM_RESET
     if status is None:
         return Ended.CLIENT_ABORT
@@ -135,15 +140,22 @@ def _ended(entry: pb.HTTPAccessLogEntry, kind: EntryKind, status: int | None) ->
     return Ended.COMPLETE
 
 
-def _values(struct: Any) -> dict[str, str | float]:
-    """The texts and numbers of a google.protobuf.Struct."""
+def _any(flags: Any, names: tuple[str, ...]) -> bool:
+    return flags is not None and any(getattr(flags, name) for name in names)
+
+
+def _values(struct: Any, wanted: tuple[str, ...] | None = None) -> dict[str, str | float]:
+    """The texts and numbers of a google.protobuf.Struct; with ``wanted`` only of these names."""
+    fields = struct.fields
     found: dict[str, str | float] = {}
-    for name, value in struct.fields.items():
-        kind = value.WhichOneof("kind")
-        if kind == "string_value":
-            found[name] = value.string_value
-        elif kind == "number_value":
-            found[name] = value.number_value
+    for name in fields if wanted is None else (name for name in wanted if name in fields):
+        value = fields[name]
+        # A field that is set shows what it holds; only an empty one has to be asked what it is.
+        known = value.string_value or value.number_value
+        if known:
+            found[name] = known
+        elif (kind := value.WhichOneof("kind")) in ("string_value", "number_value"):
+            found[name] = getattr(value, kind)
     return found
 
 

@@ -89,8 +89,9 @@ class Decisions:
         plan = self._plan(what, chosen)
         body, headers = self._forward(who, what, chosen, plan)
         count = what.count(chosen.target)
-        decision = Decision(
-            decision="fallback" if fallback else "admit",
+        kind = "fallback" if fallback else "admit"
+        return Decision(
+            decision=kind,
             mode=self._config.mode,
             rid=who.rid,
             lane=what.route.lane_name,
@@ -107,11 +108,11 @@ class Decisions:
             max_output_tokens=what.request.max_output_tokens,
             ledger=ledger,
             headers=headers,
+            metadata=self._metadata(who, what, chosen, reserved_at_s, kind, reason),
             body=body,
             dialect=what.request.dialect,
             warnings=what.request.warnings,
         )
-        return replace(decision, metadata=self._metadata(who, what, chosen, reserved_at_s, decision))
 
     def shadowed(self, would: Decision, served: Decision) -> Decision:
         """Shadow mode: what would have been, while the request goes to the primary byte for byte."""
@@ -242,12 +243,18 @@ class Decisions:
         return (chosen.replica, *remotes)
 
     def _metadata(
-        self, who: Identity, what: Understood, chosen: Place, reserved_at_s: float | None, decision: Decision
+        self,
+        who: Identity,
+        what: Understood,
+        chosen: Place,
+        reserved_at_s: float | None,
+        kind: str,
+        reason: str | None,
     ) -> dict[str, Value]:
         expected = chosen.limits.expected_tokens if chosen.limits else 0
         fields: dict[str, Value] = {
             "rid": who.rid,
-            "decision": decision.decision,
+            "decision": kind,
             "target": chosen.target,
             "replica": chosen.replica,
             "endpoint": chosen.replica,
@@ -256,8 +263,8 @@ class Decisions:
             "input_tokens": float(what.count(chosen.target).input_tokens),
             "expected_output_tokens": float(expected),
         }
-        if decision.reason is not None:
-            fields["reason"] = decision.reason
+        if reason is not None:
+            fields["reason"] = reason
         candidate = chosen.candidate
         if candidate is None or candidate.remote or reserved_at_s is None:
             return fields

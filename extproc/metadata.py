@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from operator import attrgetter
 
 from extproc.ledger.base import Reservation
 from extproc.types import Need
@@ -41,6 +42,9 @@ _NEED = {
 }
 
 
+_text_of, _counts_of, _need_of = (attrgetter(*names.values()) for names in (_TEXT, _COUNTS, _NEED))
+
+
 def exchange_id(request_id: str, began_us: int) -> str:
     """What joins an access-log entry without our metadata to its reservation: the request id and when it began."""
     return f"{request_id}@{began_us}" if began_us else request_id
@@ -48,9 +52,9 @@ def exchange_id(request_id: str, began_us: int) -> str:
 
 def reservation_fields(reservation: Reservation, pool: str) -> dict[str, Value]:
     """The reservation as flat fields of the namespace ``kvgate``."""
-    fields: dict[str, Value] = {name: getattr(reservation, attribute) for name, attribute in _TEXT.items()}
-    fields |= {name: float(getattr(reservation, attribute)) for name, attribute in _COUNTS.items()}
-    fields |= {name: float(getattr(reservation.need, attribute)) for name, attribute in _NEED.items()}
+    fields: dict[str, Value] = dict(zip(_TEXT, _text_of(reservation), strict=True))
+    fields.update(zip(_COUNTS, map(float, _counts_of(reservation)), strict=True))
+    fields.update(zip(_NEED, map(float, _need_of(reservation.need)), strict=True))
     fields["pool"] = pool
     fields["reserved_at"] = reservation.reserved_at_s
     fields["cap_s"] = reservation.cap_s

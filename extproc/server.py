@@ -159,13 +159,17 @@ class Service:
                 pending = self._admission.begin(exchange.head, owner)
                 started_ns = time.perf_counter_ns()
                 decision, answer = await self._answer(pending, exchange, action, stage, context)
+                elapsed_ns = time.perf_counter_ns() - started_ns
                 # From here on Envoy may have the answer, whatever becomes of this call (it can end long after, where
                 # this process was stopped in between): only the access log knows.
                 written = True
-                await context.write(answer)
+                try:
+                    await context.write(answer)
+                finally:
+                    # Also where the exchange was over before this task had its turn again.
+                    self._observe(decision, pending, elapsed_ns, context)
                 if task is not None:
                     self._answered.add(task)
-                self._observe(decision, pending, time.perf_counter_ns() - started_ns, context)
         except asyncio.CancelledError:
             # Shutdown ends answered streams as if they were complete; Envoy's own cancellations go their way.
             if self._gate.open or not written or task is None:
@@ -289,13 +293,14 @@ def head_of(message: pb.ProcessingRequest) -> RequestHead:
     headers: dict[str, str] = {}
     pseudo: dict[str, str] = {}
     for header in message.request_headers.headers.headers:
-        value = header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value
-        if header.key.startswith(":"):
-            pseudo[header.key] = value
-        elif header.key in headers:
-            headers[header.key] = f"{headers[header.key]}, {value}"
+        name, raw = header.key, header.raw_value
+        value = raw.decode("utf-8", "replace") if raw else header.value
+        if name.startswith(":"):
+            pseudo[name] = value
+        elif name in headers:
+            headers[name] = f"{headers[name]}, {value}"
         else:
-            headers[header.key] = value
+            headers[name] = value
     return RequestHead(
         method=pseudo.get(":method", ""),
         path=pseudo.get(":path", "/").partition("?")[0],

@@ -52,6 +52,8 @@ class Cell:
 
     latencies_s: list[list[float]] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
+    #: Answers other than 200.
+    others: int = 0
 
     def figures(self) -> dict[str, float]:
         """Milliseconds of latency (median over rounds of each round's quantile), microseconds of CPU per request."""
@@ -59,6 +61,7 @@ class Cell:
         every = sorted(itertools.chain.from_iterable(rounds))
         return {
             "requests": len(every),
+            "others": self.others,
             "p50_ms": statistics.median(quantile(r, 0.5) for r in rounds) * 1e3,
             "p99_ms": quantile(every, 0.99) * 1e3,
             "cpu_us": statistics.median(c / len(r) for c, r in zip(self.cpu_s, rounds, strict=True)) * 1e6,
@@ -211,13 +214,12 @@ async def ready(arm: Arm) -> None:
     """Wait until the arm answers 200."""
     until = time.monotonic() + START_S
     while True:
-        try:
-            await drive(arm.port, requests_of(200), 1, 0.01)
+        took, _ = await drive(arm.port, requests_of(200), 1, 0.01)
+        if took:
             return
-        except AssertionError:
-            if time.monotonic() > until:
-                raise
-            await asyncio.sleep(0.1)
+        if time.monotonic() > until:
+            raise TimeoutError(f"{arm.name} did not answer 200 within {START_S} s")
+        await asyncio.sleep(0.1)
 
 
 async def measure(seconds: float, slice_s: float) -> dict[tuple[str, str, int], Cell]:
@@ -235,8 +237,11 @@ async def measure(seconds: float, slice_s: float) -> dict[tuple[str, str, int], 
             for (body, make), concurrent, arm in itertools.product(makers.items(), CONCURRENT, running):
                 cell = cells.setdefault((arm.name, body, concurrent), Cell())
                 cpu_s = arm.cpu_s()
-                cell.latencies_s.append(await drive(arm.port, make, concurrent, slice_s))
-                cell.cpu_s.append(arm.cpu_s() - cpu_s)
+                took, others = await drive(arm.port, make, concurrent, slice_s)
+                cell.others += others
+                if took:
+                    cell.latencies_s.append(took)
+                    cell.cpu_s.append(arm.cpu_s() - cpu_s)
     listening.close()
     return cells
 
