@@ -35,7 +35,7 @@ from extproc.ledger.base import (
     ReserveResult,
     Upsert,
 )
-from extproc.ledger.link import Link, NotRun, pack
+from extproc.ledger.link import Link, NotRun, OutcomeUnknown, log, pack
 from extproc.ledger.rules import to_us
 
 #: Calls that nobody waits for with a request in hand.
@@ -68,7 +68,7 @@ class RedisLedger(Ledger):
 
     def __init__(
         self, url: str, pool: str, *, deadline_s: float, fresh: bool, periodic_s: float,
-        test_clock: Callable[[], float] | None,
+        background_deadline_s: float, test_clock: Callable[[], float] | None,
     ) -> None:  # fmt: skip
         names = keys.script_keys(pool)
         self._scripts = scripts.load_all()
@@ -77,6 +77,7 @@ class RedisLedger(Ledger):
             for name, script in self._scripts.items()
         }
         self._deadline_s = deadline_s
+        self._background_s = background_deadline_s
         self._fresh = fresh
         self._periodic_s = periodic_s
         self._test_clock = test_clock
@@ -93,17 +94,18 @@ class RedisLedger(Ledger):
     @classmethod
     async def connect(
         cls, url: str, pool: str, *, deadline_s: float = 0.05, fresh: bool = False, periodic_s: float = 1.0,
-        wait_s: float = 2.0, test_clock: Callable[[], float] | None = None,
+        wait_s: float = 2.0, background_deadline_s: float = BACKGROUND_DEADLINE_S, test_clock: Callable[[], float] | None = None,
     ) -> RedisLedger:  # fmt: skip
         """A ledger on ``url`` (see ``address``); returns after the first connection, or after ``wait_s`` without one.
 
-        ``deadline_s`` bounds reserve and end. ``fresh``: the caller started this server itself and nothing ran before,
+        ``deadline_s`` bounds reserve and end, ``background_deadline_s`` the calls that no request waits for. ``fresh``: the caller started this server itself and nothing ran before,
         so an empty server is no loss of data. ``periodic_s`` is the access log's flush interval. ``test_clock``
         (seconds) replaces the server's clock, in tests only. ValueError for a URL or pool name that cannot be used.
         """
         ledger = cls(
-            url, pool, deadline_s=deadline_s, fresh=fresh, periodic_s=periodic_s, test_clock=test_clock
-        )
+            url, pool, deadline_s=deadline_s, fresh=fresh, periodic_s=periodic_s,
+            background_deadline_s=background_deadline_s, test_clock=test_clock,
+        )  # fmt: skip
         ledger._link.start()
         ledger._sender = asyncio.create_task(ledger._send_kept(), name="kvgate-ledger-ends")
         try:
@@ -126,7 +128,7 @@ class RedisLedger(Ledger):
 
     async def time_s(self) -> float:
         """See ``Ledger.time_s``."""
-        return float(wire.decode(await self._run("init", wire.encode([int(self._fresh)]), BACKGROUND_DEADLINE_S))[0]) / 1e6
+        return float(wire.decode(await self._run("init", wire.encode([int(self._fresh)]), self._background_s))[0]) / 1e6
 
     async def reserve(self, request: ReserveRequest) -> ReserveResult:
         """See ``Ledger.reserve``; after ``LedgerDown`` the rid must not be used again."""
@@ -144,7 +146,7 @@ class RedisLedger(Ledger):
         """See ``Ledger.renew``."""
         answers: list[bool] = []
         for i in range(0, len(records), BATCH):
-            raw = await self._run("renew", wire.renew(records[i : i + BATCH]), BACKGROUND_DEADLINE_S)
+            raw = await self._run("renew", wire.renew(records[i : i + BATCH]), self._background_s)
             answers += [bool(a) for a in wire.decode(raw)]
         return answers
 
@@ -163,10 +165,14 @@ class RedisLedger(Ledger):
     async def reap(self, *, listened_s: float | None = None, owners: Sequence[str] = ()) -> int:
         """See ``Ledger.reap``; send every record heard (``renew``) before calling with ``listened_s``."""
         listened = -1 if listened_s is None else to_us(listened_s)
-        payload = wire.encode([listened, [wire.text(o) for o in owners], REAP_LIMIT])
+        ask = [listened, [wire.text(o) for o in owners], REAP_LIMIT]
+        if listened_s is not None:
+            # A server that hangs reads this call late: its own time now says up to when there was silence.
+            ask.append(to_us(await self.time_s()))
+        payload = wire.encode(ask)
         total, more = 0, True
         while more:
-            released, more = wire.decode(await self._run("reap", payload, BACKGROUND_DEADLINE_S))
+            released, more = wire.decode(await self._run("reap", payload, self._background_s))
             total += released
         return total
 
@@ -177,7 +183,7 @@ class RedisLedger(Ledger):
         payload = wire.publish(replicas, devices, ttl_s, self._periodic_s)
         result = PublishResult({}, {}, {})
         for name, foreign, bypass, voided, _taken in wire.decode(
-            await self._run("publish", payload, BACKGROUND_DEADLINE_S)
+            await self._run("publish", payload, self._background_s)
         ):
             result.foreign_blocks[name] = None if foreign < 0 else int(foreign)
             result.bypass[name], result.voided[name] = bool(bypass), voided
@@ -185,16 +191,16 @@ class RedisLedger(Ledger):
 
     async def snapshot(self) -> LedgerSnapshot:
         """See ``Ledger.snapshot``."""
-        return wire.snapshot(await self._run("snapshot", b"", BACKGROUND_DEADLINE_S))
+        return wire.snapshot(await self._run("snapshot", b"", self._background_s))
 
     async def reservations(self, replica: str) -> list[LiveReservation]:
         """See ``Ledger.reservations``."""
-        raw = await self._run("reservations", wire.encode([wire.text(replica)]), BACKGROUND_DEADLINE_S)
+        raw = await self._run("reservations", wire.encode([wire.text(replica)]), self._background_s)
         return [wire.live_reservation(item) for item in raw]
 
     async def drain(self, replica: str, on: bool) -> None:
         """See ``Ledger.drain``."""
-        await self._run("drain", wire.encode([wire.text(replica), int(on)]), BACKGROUND_DEADLINE_S)
+        await self._run("drain", wire.encode([wire.text(replica), int(on)]), self._background_s)
 
     async def audit(self) -> list[AuditLine]:
         """See ``Ledger.audit``; holds up the server while it reads every record."""
@@ -204,7 +210,7 @@ class RedisLedger(Ledger):
     async def heartbeat(self, instance: str, ttl_s: float) -> int:
         """See ``Ledger.heartbeat``."""
         payload = wire.encode([wire.text(instance), to_us(ttl_s)])
-        return int(await self._run("heartbeat", payload, BACKGROUND_DEADLINE_S))
+        return int(await self._run("heartbeat", payload, self._background_s))
 
     async def close(self) -> None:
         """Send what was kept if the server is there, then give the connection back; releases no reservation."""
@@ -268,9 +274,13 @@ class RedisLedger(Ledger):
             batch = [self._kept[i] for i in range(min(BATCH, len(self._kept)))]
             now = time.monotonic()
             try:
-                await self._end([end for _, end in batch], [now - at for at, _ in batch], BACKGROUND_DEADLINE_S)
-            except LedgerDown:
+                await self._end([end for _, end in batch], [now - at for at, _ in batch], self._background_s)
+            except (NotRun, OutcomeUnknown):
                 await asyncio.sleep(0.05)
+                continue
+            except LedgerDown as e:  # the server ran into an error of its own: it may mend, but not at once
+                log.warning("ledger does not take ends: %s", e)
+                await asyncio.sleep(1.0)
                 continue
             for item in batch:
                 if self._kept and self._kept[0] is item:

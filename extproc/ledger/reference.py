@@ -284,17 +284,22 @@ class ReferenceLedger(Scrapes):
         book.set_due(rid, cool_until)
 
     def reap(
-        self, now_s: float, *, listened_s: float | None = None, owners: Sequence[str] = (), limit: int = 500
-    ) -> tuple[int, bool]:
-        """One round of rules 4 and 6; returns (released, whether more is due)."""
+        self, now_s: float, *, listened_s: float | None = None, owners: Sequence[str] = (), limit: int = 500,
+        asked_s: float | None = None,
+    ) -> tuple[int, bool]:  # fmt: skip
+        """One round of rules 4 and 6; returns (released, whether more is due).
+
+        ``asked_s`` is when it was asked for, where that was earlier: the silence counts up to then.
+        """
         now, book = to_us(now_s), self.book
         book.pool(now, self._fresh)
         looked, released = book.sweep(now, limit)
+        asked = now if asked_s is None else min(now, to_us(asked_s))
         if listened_s is not None and to_us(listened_s) >= SILENCE_US:
             for owner in owners:
                 for rid in list(book.orphans.get(owner, ()))[:limit]:
                     r = book.live(rid)
-                    if r is not None and now - r.seen_us >= SILENCE_US:
+                    if r is not None and asked - r.seen_us >= SILENCE_US:
                         book.lapse(rid, r, now)
                         released += 1
         return released, looked >= limit

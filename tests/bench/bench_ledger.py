@@ -33,7 +33,7 @@ def server_cpu_s(pid: int) -> float:
 
 async def prepared(url: str, pool: str, replicas: int, live: int) -> RedisLedger:
     """A pool with that many reported replicas and live reservations."""
-    ledger = await RedisLedger.connect(url, pool, deadline_s=10.0, fresh=True)
+    ledger = await RedisLedger.connect(url, pool, deadline_s=30.0, background_deadline_s=30.0, fresh=True)
     now = await ledger.time_s()
     await ledger.publish([report(now - 0.2, f"r{i}", capacity_blocks=BLOCKS) for i in range(replicas)], [], 3600)
     for first in range(0, live, 500):
@@ -75,7 +75,7 @@ def client(url: str, pool: str, concurrent: int, seconds: float, out: Any) -> No
     """One process of the throughput run."""
 
     async def main() -> int:
-        ledger = await RedisLedger.connect(url, pool, deadline_s=10.0)
+        ledger = await RedisLedger.connect(url, pool, deadline_s=30.0, background_deadline_s=30.0)
         done, _ = await pairs(ledger, "r0", concurrent, seconds)
         await ledger.close()
         return done

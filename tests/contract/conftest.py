@@ -50,7 +50,9 @@ async def ledger(request: pytest.FixtureRequest, clock: Clock, fresh: bool) -> A
         made = InMemoryLedger(clock, fresh=fresh)
     else:
         server: ValkeyServer = request.getfixturevalue(request.param)
-        made = await RedisLedger.connect(server.url, uuid.uuid4().hex, deadline_s=2.0, fresh=fresh, test_clock=clock)
+        made = await RedisLedger.connect(
+            server.url, uuid.uuid4().hex, deadline_s=30.0, background_deadline_s=30.0, fresh=fresh, test_clock=clock
+        )
     yield made
     wrong = [line for line in await made.audit() if line.stored != line.recomputed]
     await made.close()

@@ -39,7 +39,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.clock = Clock()
         self.runner = asyncio.Runner()
         self.memory = InMemoryLedger(self.clock)
-        connecting = RedisLedger.connect(url, uuid.uuid4().hex, deadline_s=5.0, fresh=True, test_clock=self.clock)
+        connecting = RedisLedger.connect(
+            url, uuid.uuid4().hex, deadline_s=30.0, background_deadline_s=30.0, fresh=True, test_clock=self.clock
+        )
         self.real = self.runner.run(connecting)
         self.seen: dict[str, Reservation] = {}
         self.may_exceed = {"a": False, "b": False}

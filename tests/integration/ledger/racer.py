@@ -12,7 +12,7 @@ from tests.support.ledgers import ask, candidate, need
 
 async def race(url: str, pool: str, number: int, count: int, go_at_s: float) -> int:
     """Ask for ``count`` places at once, all at the agreed moment."""
-    ledger = await RedisLedger.connect(url, pool, deadline_s=10.0)
+    ledger = await RedisLedger.connect(url, pool, deadline_s=30.0, background_deadline_s=30.0)
     place = candidate(n=need(10))
     await asyncio.sleep(go_at_s - time.time())
     answers = await asyncio.gather(*(ledger.reserve(ask(f"{number}-{i}", place)) for i in range(count)))
