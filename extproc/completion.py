@@ -117,6 +117,8 @@ class Completion:
         except LedgerDown:
             # The adapter keeps ends of an outage; renewals come again with the next periodic record.
             self.dropped += len(renewals)
+            # What was heard did not reach the ledger, so its silence means nothing.
+            self._listening_since_s = self._clock_s()
 
     async def run(self) -> None:
         """Flush until cancelled; at the end what is left is sent once more."""
@@ -235,6 +237,7 @@ class Completion:
             output = self._learning.tokens_from_bytes(bytes_key, record.response_bytes)
         if output is not None:
             self._learning.observe_output((lane, target, klass), output)
+            self._learning.observe_pace(target, record.duration_s, output)
         return output
 
 
