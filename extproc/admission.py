@@ -7,11 +7,12 @@ The only waits are counting (bounded by its deadline) and a ledger call (bounded
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from extproc.candidates import Ask, Place, Planner
+from extproc.candidates import Ask, Forecast, Place, Planner
 from extproc.config.models import Config
 from extproc.counting import Counting
 from extproc.decisions import Decisions, Identity, Understood, considered
@@ -24,6 +25,7 @@ from extproc.ledger.base import End, Ended, Ledger, ReserveRequest, ReserveResul
 from extproc.ledger.posture import LocalShare
 from extproc.metadata import exchange_id, reservation_from
 from extproc.policy.lanes import LaneTable, Route
+from extproc.promises import Promises
 from extproc.types import Decision, Reason, RequestHead
 
 #: Asks Envoy to wait this many milliseconds for the answer.
@@ -34,11 +36,15 @@ CAP_CLASSES = (256, 2048)
 
 @dataclass(slots=True)
 class Pending:
-    """One request on its way to a decision; ``touched_ledger`` says that a reservation may exist under its rid."""
+    """One request on its way to a decision; ``touched_ledger`` says that a reservation may exist under its rid.
+
+    ``soonest`` is where a refused one will fit first, and the blocks it needs there.
+    """
 
     who: Identity
     head: RequestHead
     touched_ledger: bool = False
+    soonest: tuple[str, int] | None = None
     timings_ms: dict[str, float] = field(default_factory=dict)
 
 
@@ -71,6 +77,8 @@ class Admission:
         self._holding = holding
         self._clock_s = clock_s
         self._limits = BodyLimits(max_bytes=config.serve.max_body_bytes)
+        self._promises = Promises()
+        self._digest_key = secrets.token_bytes(16)
 
     def begin(self, head: RequestHead, owner: str) -> Pending:
         """Start a request under a fresh random id that no client can choose."""
@@ -96,7 +104,7 @@ class Admission:
             return self._decisions.refused(pending.who, Reason.UNKNOWN_MODEL, parsed=parsed)
         queue = route.lane.queue if extend is not None and self._config.mode == "enforce" else None
         if queue is None or extend is None:
-            return await self._place(pending, await self._understand(pending, parsed, request, route))
+            return await self._place_in_turn(pending, await self._understand(pending, parsed, request, route), body)
         until_s = started + queue.max_wait_ms / 1000.0
         await extend(
             min(queue.max_wait_ms + self._config.envoy.message_timeout_ms, self._config.envoy.max_message_timeout_ms)
@@ -104,9 +112,27 @@ class Admission:
         what = await self._understand(pending, parsed, request, route)
         return await self._place_or_hold(pending, what, len(body), until_s)
 
-    async def _place(self, pending: Pending, what: Understood) -> Decision:
+    async def _place_in_turn(self, pending: Pending, what: Understood, body: bytes) -> Decision:
+        """The same behind those who were refused earlier and told to come back; a refusal joins their line."""
+        now_s = self._clock_s()
+        mine = self._promises.came(self._digest(body), now_s) if self._promises else None
+        decision = await self._place(pending, what, self._promises.ahead(now_s, mine))
+        wait_ms = decision.refusal.retry_after_ms if decision.refusal is not None else None
+        if decision.reason == Reason.INSUFFICIENT_HEADROOM and wait_ms is not None and pending.soonest is not None:
+            replica, blocks = pending.soonest
+            since_s = mine.since_s if mine is not None else None
+            self._promises.give(self._digest(body), replica, blocks, self._clock_s(), wait_ms / 1000.0, since_s)
+        return decision
+
+    def _digest(self, body: bytes) -> bytes:
+        """What a retry is known by; the key is this process's own, so it says nothing about the text."""
+        return hashlib.blake2b(body, digest_size=16, key=self._digest_key).digest()
+
+    async def _place(
+        self, pending: Pending, what: Understood, promised: Callable[[str], int] = lambda _replica: 0
+    ) -> Decision:
         """Find places, reserve the first that fits, and say what came of it."""
-        rounds = self._rounds(what)
+        rounds = self._rounds(what, promised)
         places: list[Place] = []
         usable: list[Place] = []
         verdicts: list[Verdict] = []
@@ -197,7 +223,7 @@ class Admission:
             chain = (route.fallback,) if route.fallback is not None else ()
         return Understood(parsed, request, route, chain, counts, over, request_class(request))
 
-    def _rounds(self, what: Understood) -> Iterator[list[Place]]:
+    def _rounds(self, what: Understood, promised: Callable[[str], int]) -> Iterator[list[Place]]:
         request, lane = what.request, what.route.lane_name
         asks = {
             name: Ask(
@@ -214,9 +240,14 @@ class Admission:
             what.chain,
             what.route.lane,
             asks,
-            lambda target: self._learning.expected_output((lane, target, what.klass)),
+            lambda target: Forecast(
+                self._learning.expected_output((lane, target, what.klass)),
+                self._learning.typical_output((lane, target, what.klass)),
+                self._learning.token_s(target),
+            ),
             self._fleet.view,
             self._fleet.rank,
+            promised=promised,
             # Shadow mode reserves on the first place whatever its room, so it is asked about all of them at once.
             together=self._config.mode == "shadow",
         )
@@ -282,6 +313,7 @@ class Admission:
             return self._decisions.shadowed(would, self._decisions.admitted(who, what, served, shown, result.now_s))
         if result.chosen is None:
             pending.touched_ledger = False
+            pending.soonest = _soonest(usable, result.verdicts)
             return self._decisions.nowhere_now(who, what, result.verdicts, shown)
         chosen = usable[result.chosen]
         if chosen.candidate is not None and not chosen.candidate.remote:
@@ -331,6 +363,16 @@ def request_class(request: InferenceRequest) -> str:
     cap = request.max_output_tokens
     size = "none" if cap is None else next((f"le{bound}" for bound in CAP_CLASSES if cap <= bound), "long")
     return f"{request.operation}:{'s' if request.stream else '-'}:{'t' if request.has_tools else '-'}:{size}"
+
+
+def _soonest(usable: Sequence[Place], verdicts: Sequence[Verdict]) -> tuple[str, int] | None:
+    """The place with the earliest known room, and the blocks that are needed there."""
+    known = [
+        (verdict.retry_after_s, place.replica, place.candidate.need.kv_blocks)
+        for place, verdict in zip(usable, verdicts, strict=True)
+        if verdict.retry_after_s is not None and place.candidate is not None
+    ]
+    return min(known)[1:] if known else None
 
 
 def _full_for_now(decision: Decision) -> bool:

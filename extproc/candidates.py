@@ -24,6 +24,8 @@ MAX_PER_TARGET = 16
 MAX_KEEP_FREE = 0.25
 #: Decode rate assumed for the longest life of a request where none was measured, tokens per second.
 SLOWEST_DECODE_TOKENS_PER_S = 5.0
+#: The same for how long a request is expected to run, which only retry times depend on: a common speed for one stream.
+USUAL_DECODE_TOKENS_PER_S = 30.0
 #: Shortest and longest life assumed for an orphan.
 CAP_S_MIN, CAP_S_MAX = 30.0, 3600.0
 REMOTE_NEED = Need(0, 0, 0, 0, 0)
@@ -39,6 +41,19 @@ class Ask:
     min_tokens: int
     runs_to_cap: bool
     generates: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What past answers say of a request on one target, None where nothing is known yet.
+
+    ``output_tokens`` covers nine of ten, ``typical_tokens`` is the median; ``token_s`` is the time one token takes in
+    the mean over whole answers.
+    """
+
+    output_tokens: int | None = None
+    typical_tokens: int | None = None
+    token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +82,18 @@ class Planner:
         chain: Sequence[str],
         lane: Lane,
         ask_for: Mapping[str, Ask],
-        learned: Callable[[str], int | None],
+        learned: Callable[[str], Forecast],
         view: Callable[[str], ReplicaView | None],
         rank: Callable[[str], tuple[int, int, float]],
         *,
+        promised: Callable[[str], int] = lambda _replica: 0,
         together: bool = False,
     ) -> Iterator[list[Place]]:
         """Every place of ``chain`` in order of preference, in lists that the ledger is asked about one after another.
 
         A target's replicas come best first. What ranks them may be half a second old, so where a target's first few
         have no room its others are asked before the next target and before a refusal; ``together`` makes one list.
+        ``promised`` says how many blocks of a replica are kept for others.
         """
         places: list[Place] = []
         for name in chain:
@@ -85,13 +102,13 @@ class Planner:
                 places.append(self._remote(name, lane, ask_for[name]))
                 continue
             replicas = sorted(target.replicas, key=lambda replica: rank(replica.name))[:MAX_PER_TARGET]
+            forecast = learned(name)
             for at, replica in enumerate(replicas):
                 if at == FIRST_PER_TARGET and not together:
                     yield places
                     places = []
-                places.append(
-                    self._local(name, target, replica, lane, ask_for[name], learned(name), view(replica.name))
-                )
+                seen, kept = view(replica.name), promised(replica.name)
+                places.append(self._local(name, target, replica, lane, ask_for[name], forecast, seen, kept))
         yield places
 
     def _remote(self, name: str, lane: Lane, ask: Ask) -> Place:
@@ -108,8 +125,9 @@ class Planner:
         replica: Replica,
         lane: Lane,
         ask: Ask,
-        learned: int | None,
+        learned: Forecast,
         view: ReplicaView | None,
+        promised: int,
     ) -> Place:
         report = view.report if view is not None else None
         kv = self._kv_model(name, report.block_tokens if report is not None else None)
@@ -119,7 +137,7 @@ class Planner:
         usable = None if capacity is None else capacity - math.ceil(capacity * target.watermark) - keep_free
         pool_tokens = None if usable is None else usable * kv.block_tokens
         context = self._context(target, report.max_model_tokens if report is not None else None)
-        limits = output_limits(_output_request(ask, lane, context, pool_tokens, target, learned))
+        limits = output_limits(_output_request(ask, lane, context, pool_tokens, target, learned.output_tokens))
         if isinstance(limits, Reason):
             return Place(name, replica.name, None, None, limits)
         need = project(kv, ask.count.per_prompt, limits.expected_tokens, ask.sequences)
@@ -150,15 +168,13 @@ class Planner:
             static_capacity_blocks=static,
             static_max_sequences=replica.max_sequences,
             watermark=target.watermark,
-            keep_free_blocks=keep_free,
+            keep_free_blocks=keep_free + (0 if usable is None else min(promised, usable - need.kv_blocks)),
             prefill_rate=rate,
             prefill_capacity_tokens=bucket,
             max_waiting=target.max_waiting,
             lane_share=lane.share,
             lane_yields_at=lane.yields_at,
-            expected_s=None
-            if not decode or not rate
-            else ask.count.input_tokens / rate + limits.expected_tokens / decode,
+            expected_s=_expected_s(ask, limits, learned, rate, decode),
         )
         return Place(name, replica.name, limits, candidate, None)
 
@@ -209,6 +225,16 @@ def _output_request(
         min_tokens=ask.min_tokens,
         generates=ask.generates,
     )
+
+
+def _expected_s(ask: Ask, limits: OutputLimits, learned: Forecast, rate: float | None, decode: float | None) -> float:
+    """How long it will probably run: its probable output at the pace of past answers, else at the engine's rates."""
+    tokens = limits.expected_tokens
+    if not ask.runs_to_cap and learned.typical_tokens is not None:
+        tokens = min(tokens, learned.typical_tokens)
+    if learned.token_s is not None and tokens:
+        return tokens * learned.token_s
+    return (ask.count.input_tokens / rate if rate else 0.0) + tokens / (decode or USUAL_DECODE_TOKENS_PER_S)
 
 
 def _prefill(target: Target, measured: float | None) -> tuple[float | None, float | None]:

@@ -21,6 +21,11 @@ PER_DOUBLING = 8
 #: Share of outputs that a reservation must cover.
 QUANTILE = 0.9
 
+#: An answer shorter than this says little about the time a token takes.
+MIN_PACE_TOKENS = 8
+#: Weight of one answer in the mean time per token.
+PACE_WEIGHT = 1 / 32
+
 Key = TypeVar("Key")
 
 OutputKey = tuple[str, str, str]
@@ -82,18 +87,35 @@ class Learned(Generic[Key]):
 
 
 class Learning:
-    """Output lengths per (lane, target, class) and response bytes per token per (target, stream, tools)."""
+    """Output lengths per (lane, target, class), bytes per token per (target, stream, tools), seconds per token."""
 
-    __slots__ = ("_bytes", "_outputs")
+    __slots__ = ("_bytes", "_outputs", "_pace_s")
 
     def __init__(self) -> None:
         self._outputs: Learned[OutputKey] = Learned()
         self._bytes: Learned[BytesKey] = Learned()
+        self._pace_s: dict[str, float] = {}
 
     def expected_output(self, key: OutputKey) -> int | None:
         """The 90th percentile of past outputs in tokens, or None while too few were seen."""
         value = self._outputs.quantile(key, QUANTILE)
         return None if value is None else math.ceil(value)
+
+    def typical_output(self, key: OutputKey) -> int | None:
+        """The median of past outputs in tokens, for times; None while too few were seen."""
+        value = self._outputs.quantile(key, 0.5)
+        return None if value is None else math.ceil(value)
+
+    def token_s(self, target: str) -> float | None:
+        """Mean seconds per output token over a target's whole answers, prefill included; None before the first."""
+        return self._pace_s.get(target)
+
+    def observe_pace(self, target: str, duration_s: float, output_tokens: int) -> None:
+        """Learn how long one complete answer took; ``target`` is one of the configuration's."""
+        if output_tokens >= MIN_PACE_TOKENS and duration_s > 0:
+            pace_s = duration_s / output_tokens
+            known_s = self._pace_s.get(target, pace_s)
+            self._pace_s[target] = known_s + (pace_s - known_s) * PACE_WEIGHT
 
     def observe_output(self, key: OutputKey, output_tokens: int) -> None:
         """Learn one finished answer."""

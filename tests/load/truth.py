@@ -74,6 +74,14 @@ def load_of(mine: Sequence[Served], capacity: int) -> Load:
     return Load(capacity, peak, tuple(over))
 
 
+def held_share(engine_log: Sequence[Served], capacity: int, since_s: float, until_s: float) -> float:
+    """Mean share of ``capacity`` (all engines) that requests held between two moments, by what they hold at their end."""
+    inside = (
+        max(0.0, min(one.end_s, until_s) - max(one.start_s, since_s)) * one.final_blocks for one in engine_log
+    )
+    return sum(inside) / (capacity * (until_s - since_s))
+
+
 @dataclass(frozen=True, slots=True)
 class Packing:
     """What the packer served, as a set of job ids."""

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from extproc.memory import KvModel, project
 
@@ -84,20 +84,25 @@ def racing(total: int, processes: int, rounds: int, round_s: float, seed: int) -
     return out
 
 
-def looping(clients: int, each: int, seed: int, output: tuple[int, int], aborts: float = 0.0, token_s: float = 0.0) -> list[list[Job]]:
-    """``each`` jobs for each of ``clients`` that ask again as soon as they are answered.
+def looping(
+    clients: int, each: int, seed: int, output: tuple[int, int], *, aborts: float = 0.0, token_s: float = 0.0
+) -> list[list[Job]]:
+    """``each`` jobs for each of ``clients`` that ask again as soon as they are answered, all of them within 3 s.
 
-    A share ``aborts`` of them leaves at a moment drawn from the whole life of the answer, ``token_s`` per token.
-    """  # fmt: skip
-    draw = random.Random(seed)
-    return [
-        [
-            Job(f"loop-{client}-{number}", 0.0, draw.randint(60, 400), length, length, stream=True,
-                abort_s=draw.uniform(0, length * token_s) if draw.random() < aborts else None)
-            for number in range(each) for length in (draw.randint(*output),)
-        ]
-        for client in range(clients)
-    ]  # fmt: skip
+    A share ``aborts`` of the jobs is left at a moment drawn from the whole life of its answer, ``token_s`` per token.
+    """
+    draw, out = random.Random(seed), []
+    for client in range(clients):
+        mine = []
+        for number in range(each):
+            length = draw.randint(*output)
+            leaves, moment = draw.random() < aborts, draw.uniform(0, length * token_s)
+            mine.append(Job(
+                f"loop-{client}-{number}", draw.uniform(0, 3), draw.randint(60, 400), length, length, stream=True,
+                abort_s=moment if leaves else None,
+            ))  # fmt: skip
+        out.append(mine)
+    return out
 
 
 def trace(seconds: float, speed: float, *, stream: bool = True, path: Path = TRACE) -> list[Job]:
@@ -115,6 +120,9 @@ def _rows(path: Path) -> Iterator[tuple[float, int, int]]:
             yield float(row[0]), int(row[1]), int(row[2])
 
 
-def dealt(jobs: Sequence[Job], processes: int) -> list[list[Job]]:
-    """The jobs dealt to ``processes`` in turn."""
-    return [list(jobs[number::processes]) for number in range(processes)]
+Dealt = TypeVar("Dealt")
+
+
+def dealt(things: Sequence[Dealt], processes: int) -> list[list[Dealt]]:
+    """Jobs or loops dealt to ``processes`` in turn."""
+    return [list(things[number::processes]) for number in range(processes)]
