@@ -60,7 +60,7 @@ class _Stream(asyncio.Protocol):
         self._out: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
-        self.closed = self._loop.create_future()
+        self.closed = asyncio.Event()
         self._waiting_since_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -80,8 +80,7 @@ class _Stream(asyncio.Protocol):
             if not future.done():
                 future.set_exception(OutcomeUnknown(f"connection lost: {exc or 'closed by the server'}"))
         self._transport = None
-        if not self.closed.done():
-            self.closed.set_result(None)
+        self.closed.set()
 
     @property
     def pending(self) -> int:
@@ -146,7 +145,11 @@ class Link:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        stream = self._stream
         self.drop("closed")
+        if stream is not None:
+            await stream.closed.wait()
+        await asyncio.sleep(0)  # a connection attempt that was just cancelled closes its socket in the next turn
 
     def drop(self, why: str) -> None:
         """Abandon the connection; the background task builds a new one."""
@@ -224,7 +227,7 @@ class Link:
             self._stream = stream
             self.up.set()
             log.info("ledger %s connected", self._address.printable)
-            await stream.closed
+            await stream.closed.wait()
             if stream is self._stream:
                 self.drop("connection lost")
 
