@@ -168,13 +168,14 @@ class Planner:
             static_capacity_blocks=static,
             static_max_sequences=replica.max_sequences,
             watermark=target.watermark,
-            keep_free_blocks=keep_free + (0 if usable is None else min(promised, usable - need.kv_blocks)),
+            keep_free_blocks=keep_free,
             prefill_rate=rate,
             prefill_capacity_tokens=bucket,
             max_waiting=target.max_waiting,
             lane_share=lane.share,
             lane_yields_at=lane.yields_at,
             expected_s=_expected_s(ask, limits, learned, rate, decode),
+            promised_blocks=promised,
         )
         return Place(name, replica.name, limits, candidate, None)
 

@@ -121,7 +121,8 @@ class Candidate:
     implementation caps it at 25 % of the pool); ``prefill_rate`` tokens/s and ``prefill_capacity_tokens``
     (TTFT budget x rate) bound the leaky bucket, None turns it off; ``lane_share`` and ``lane_yields_at`` are
     fractions of the pool, the latter of what all other lanes hold. ``expected_s`` is how long the request is expected
-    to run there; None derives it from ``cap_s`` and the expected share of the cap.
+    to run there; None derives it from ``cap_s`` and the expected share of the cap. ``promised_blocks`` stay free for
+    requests that were refused earlier and told when to come back, unless the replica holds nothing at all.
     """
 
     target: str
@@ -142,6 +143,7 @@ class Candidate:
     lane_share: float | None = None
     lane_yields_at: float | None = None
     expected_s: float | None = None
+    promised_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,8 @@ def _pool(c: Candidate, r: Room) -> tuple[str | None, int]:
     if need > r.room - keep or (c.lane_share is not None and need > math.floor(c.lane_share * r.room)):
         return Reason.EXCEEDS_POOL, -1
     head = r.room - r.committed
+    if r.sums.reservations > 0:
+        keep += c.promised_blocks
     if head - need < keep:
         return Reason.INSUFFICIENT_HEADROOM, r.frees_in(need + keep - head, True, None, False)
     return None, -1

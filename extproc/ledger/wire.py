@@ -49,6 +49,7 @@ def candidate(c: Candidate, request: ReserveRequest) -> list[Any]:
         whole(c.static_capacity_blocks), whole(c.static_max_sequences), c.watermark, c.keep_free_blocks,
         _or_unset(c.prefill_rate), _or_unset(c.prefill_capacity_tokens), whole(c.max_waiting),
         _or_unset(c.lane_share), _or_unset(c.lane_yields_at), to_us(expected_s(c, request)),
+        c.promised_blocks,
     ]  # fmt: skip
 
 

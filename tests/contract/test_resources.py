@@ -35,6 +35,17 @@ async def test_watermark_and_keep_free_are_never_promised(ledger: Ledger, clock:
     assert answers == ["exceeds_pool", "exceeds_pool", None]
 
 
+async def test_blocks_promised_to_others_stay_free_unless_nothing_runs(ledger: Ledger, clock: Clock) -> None:
+    """A newcomer waits until those told to come back have theirs too; an idle replica takes it; size is no matter of it."""
+    await ledger.publish([report(clock())], [], 30)
+    first = await ledger.reserve(ask("1", candidate(n=need(60), expected_s=10.0, promised_blocks=90)))
+    second = await ledger.reserve(ask("2", candidate(n=need(30), expected_s=20.0)))
+    behind = await ledger.reserve(ask("3", candidate(n=need(10), promised_blocks=61)))
+    fits = await ledger.reserve(ask("4", candidate(n=need(5), promised_blocks=5)))
+    assert (first.chosen, second.chosen, fits.chosen) == (0, 0, 0)
+    assert (behind.verdicts[0].refused_by, behind.verdicts[0].retry_after_s) == ("insufficient_headroom", 20.0)
+
+
 async def test_a_request_larger_than_the_pool_is_told_so_even_when_it_is_empty(ledger: Ledger, clock: Clock) -> None:
     """Never fits is not "not now"."""
     await ledger.publish([report(clock())], [], 30)

@@ -3,7 +3,7 @@
 --   lease_us, fresh_us, unknown_us, force, candidates}; a candidate:
 --   {target, replica, remote, kv_blocks, input_blocks, kv_bytes, prefill_tokens, sequences, {vram bytes}, cap_blocks,
 --    cap_us, {devices}, guard_bytes, static_capacity, static_max_sequences, watermark, keep_free_blocks, prefill_rate,
---    prefill_capacity, max_waiting, lane_share, lane_yields_at, expected_us}; -1 = not set.
+--    prefill_capacity, max_waiting, lane_share, lane_yields_at, expected_us, promised_blocks}; -1 = not set.
 -- Result: {chosen (0-based, -1 none), now, ended, verdicts}; a verdict:
 --   {refused_by or '', state, capacity, committed, headroom, retry_us}; -1 = unknown, for headroom false.
 -- Invariant: without force, capacity >= committed + keep_free after the call on the chosen replica, and every other
@@ -81,6 +81,7 @@ local lane_live
 local function stocks(c, p, s, state, room, head)
   local replica, need, keep = c[2], c[4], min(c[17], floor(room * 0.25))
   if need > room - keep or (c[21] >= 0 and need > floor(c[21] * room)) then return 'exceeds_pool', -1 end
+  if s[S_N] > 0 then keep = keep + c[24] end
   if head - need < keep then return 'insufficient_headroom', frees_in(replica, need + keep - head, 1) end
   if c[18] > 0 and c[19] >= 0 and c[7] > 0 and s[S_N] > 0 then
     local over = level_at(s, c[18], now) + c[7] - c[19]
