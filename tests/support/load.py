@@ -58,9 +58,8 @@ def over_capacity(stack: Stack, *engines: str) -> list[str]:
     signs = []
     for name in engines or tuple(stack.engines):
         stats = stack.engines[name].stats()
-        for count in ("preemptions", "over_capacity_events", "failed"):
-            if stats[count]:
-                signs.append(f"{name}: {count} {stats[count]}")
+        counts = ("preemptions", "over_capacity_events", "failed")
+        signs += [f"{name}: {count} {stats[count]}" for count in counts if stats[count]]
         if stats["peak_final_blocks"] > stats["capacity_blocks"]:
             signs.append(f"{name}: {stats['peak_final_blocks']} of {stats['capacity_blocks']} blocks were promised")
     return signs

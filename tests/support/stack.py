@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,12 +209,12 @@ def config_of(
     valkey: ValkeyServer,
     folder: Path,
 ) -> dict[str, Any]:
-    """kvgate.yaml for these engines: a replica's ``url`` is filled in by its name."""
+    """kvgate.yaml for these engines: a replica's ``url``, where it has none, is filled in by its name."""
     filled = json.loads(json.dumps(targets))
     for target in filled.values():
         for replica in target.get("replicas", ()):
             if "url" not in replica:  # a real engine brings its own
-                replica["url"] = f"http://127.0.0.1:{engines[replica['name']].port}"
+                replica.setdefault("url", f"http://127.0.0.1:{engines[replica['name']].port}")
         if "engineName" in target:
             target["url"] = f"http://127.0.0.1:{engines[target.pop('engineName')].port}"
     merged: dict[str, Any] = {
@@ -238,9 +238,14 @@ def running(
     *,
     serves: int = 1,
     environment: Mapping[str, str] | None = None,
+    on_engines: Callable[[Mapping[str, int]], None] = lambda _: None,
+    ledger_url: Callable[[ValkeyServer], str] = lambda valkey: valkey.url,
     **rest: Any,
 ) -> Iterator[Stack]:
-    """A stack of ``engines`` (name -> the emulator's arguments) behind ``targets`` and the configuration ``rest``."""
+    """A stack of ``engines`` (name -> the emulator's arguments) behind ``targets`` and the configuration ``rest``.
+
+    ``on_engines`` hears every engine's port as soon as they listen; ``ledger_url`` is the way from kvgate to Valkey.
+    """
     folder = Path(tempfile.mkdtemp(prefix="kvg-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -250,7 +255,9 @@ def running(
         for engine in made.values():
             engine.start()
             stack.callback(_stop, lambda engine=engine: engine.process)
+        on_engines({name: engine.port for name, engine in made.items()})
         config = config_of(made, targets, rest, valkey, folder)
+        config["ledger"]["url"] = ledger_url(valkey)
         if serves > 1:
             config["serve"]["workers"] = serves
         path = folder / "kvgate.yaml"
