@@ -237,7 +237,8 @@ class Completion:
             output = self._learning.tokens_from_bytes(bytes_key, record.response_bytes)
         if output is not None:
             self._learning.observe_output((lane, target, klass), output)
-            self._learning.observe_pace(target, record.duration_s, output)
+            # Until now, not until its end: what it held is free only once its end is known here.
+            self._learning.observe_pace(target, record.began_age_s, output)
         return output
 
 

@@ -70,17 +70,18 @@ class Promises:
         return promise
 
     def ahead(self, now_s: float, mine: Promise | None) -> Callable[[str], int]:
-        """Blocks of a replica that are promised to requests refused before this one."""
+        """Blocks of a replica that are promised to others who go first.
+
+        Where this one was told to come to, those are the requests refused before it; elsewhere everybody in line.
+        """
         self._expire(now_s)
         if self.kept < WORTH_KEEPING:
             return lambda _replica: 0
         if mine is None:
             return lambda replica: self._ahead.get(replica, 0)
-        blocks: dict[str, int] = defaultdict(int)
-        for promise in (one for same in self._line.values() for one in same):
-            if promise.since_s < mine.since_s:
-                blocks[promise.replica] += promise.blocks
-        return lambda replica: blocks.get(replica, 0)
+        every = (promise for same in self._line.values() for promise in same)
+        before = sum(one.blocks for one in every if one.replica == mine.replica and one.since_s < mine.since_s)
+        return lambda replica: before if replica == mine.replica else self._ahead.get(replica, 0)
 
     def _drop(self, promise: Promise) -> None:
         same = self._line[promise.token]
