@@ -184,6 +184,28 @@ class Link:
             return self._error(str(reply), reply, stream)
         return reply
 
+    async def calls(self, packed: Sequence[bytes], timeout_s: float) -> list[Any]:
+        """Many commands in one write and one wait, for callers that are patient: a reply or a ``LedgerDown`` for each.
+
+        Raises ``LedgerDown`` where none can have run or not all were answered in time.
+        """
+        stream = self._stream
+        if stream is None or not self.up.is_set():
+            raise NotRun(f"ledger away: {self.last_error}")
+        try:
+            async with asyncio.timeout(timeout_s):
+                replies = await asyncio.gather(*map(stream.send, packed), return_exceptions=True)
+        except TimeoutError:
+            self._timed_out(stream, timeout_s)
+            raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None
+        return [self._read(reply, stream) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
+
+    def _read(self, reply: hiredis.ReplyError, stream: _Stream) -> Any:
+        try:
+            return self._error(str(reply), reply, stream)
+        except LedgerDown as refused:
+            return refused
+
     def _timed_out(self, stream: _Stream, timeout_s: float) -> None:
         if stream is not self._stream:
             return

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from extproc.errors import LedgerDown
 from extproc.ledger.address import parse
 from extproc.ledger.keys import decisions_key
@@ -231,8 +233,11 @@ class StreamLog:
     async def _flush(self) -> bool:
         """Write one batch; what Redis did not take goes back to the head of the queue."""
         batch = [self._queue.popleft() for _ in range(min(BATCH_ENTRIES, len(self._queue)))]
+        answers: Sequence[object]
         try:
-            answers = await asyncio.gather(*map(self._write, batch), return_exceptions=True)
+            answers = await self._link.calls([self._command(*entry) for entry in batch], CALL_S)
+        except LedgerDown as down:
+            answers = [down] * len(batch)
         except asyncio.CancelledError:
             self._queue.extendleft(reversed(batch))
             raise
@@ -242,10 +247,9 @@ class StreamLog:
             log.warning("the decision log waits for Redis", extra={"queued": len(self._queue)})
         return not missed
 
-    async def _write(self, entry: _Entry) -> None:
-        field, record = entry
-        line = json.dumps(record, separators=(",", ":"), default=str)
-        await self._link.call(pack("XADD", self._key, "MAXLEN", "~", 2 * self._maxlen, "*", field, line), CALL_S)
+    def _command(self, field: str, record: Record) -> bytes:
+        line = msgspec.json.encode(record, enc_hook=str)
+        return pack("XADD", self._key, "MAXLEN", "~", 2 * self._maxlen, "*", field, line)
 
 
 async def _nothing_to_prepare(_ask: object) -> None:
