@@ -117,9 +117,10 @@ def serve(venv: Path, model: Path, port: int, log: Path) -> subprocess.Popen[byt
         "uni",
         "--disable-uvicorn-access-log",
     ]
-    return subprocess.Popen(
-        command, env=environment, stdout=log.open("wb"), stderr=subprocess.STDOUT, start_new_session=True
-    )
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
 
 def wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
