@@ -44,7 +44,7 @@ chaos: $(VENV)/.dev ## Only the tests that kill, stop and starve processes
 fuzz: $(VENV)/.dev ## Only the Hypothesis machines, with more examples
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m fuzz --timeout=1800 $(ARGS)
 
-bench: $(VENV)/.dev ## Added latency and CPU per request, ledger operations per second; writes docs/bench.md
+bench: $(VENV)/.dev ## Added latency and CPU per request, ledger operations per second; writes docs/benchmarks.md
 	$(BIN)/python -m tests.bench $(ARGS)
 
 check: $(VENV)/.dev ## Format, lint, types, import contracts, spelling
