@@ -37,6 +37,16 @@ READERS: dict[str, Reader] = {
     "llamacpp.embedding": openai.embeddings,
     "engine.generate": native.generate,
 }
+#: Body member -> dialect, for endpoints that take any of several bodies (SageMaker's /invocations, Vertex').
+_SHAPES = {
+    "messages": "openai.chat",
+    "prompt": "openai.completions",
+    "input": "openai.embeddings",
+    "query": "vllm.rerank",
+    "text_1": "vllm.score",
+    "inputs": "engine.generate",
+    "text": "engine.generate",
+}
 
 #: Dialects whose engine compares keys without case (Go's encoding/json).
 _FOLDED = "ollama."
@@ -63,6 +73,11 @@ def _inference(route: Route, decoded: DecodedBody, limits: BodyLimits) -> Parsed
     members.refuse_duplicates(openai.MATTERS, fold=folded)
     if folded:
         members.fold(openai.MATTERS)
+    if dialect == "engine.any":
+        dialect = next((named for member, named in _SHAPES.items() if member in members), "")
+        if not dialect:
+            raise BadRequest(400, "missing_field", "The body has neither messages nor a prompt nor an input.")
+        route = replace(route, dialect=dialect)
     request = READERS[dialect](members, route, limits)
     return Parsed(route, decoded.data, decoded.changed, request, request.model, request.model_span)
 

@@ -32,6 +32,10 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("embedding",): Route("llamacpp.embedding", "embeddings", "inference"),
     ("generate",): Route("engine.generate", "text_completion", "inference"),
     ("generate_stream",): Route("engine.generate", "text_completion", "inference"),
+    ("vertex_generate",): Route("engine.any", "chat", "inference"),
+    ("invocations",): Route("engine.any", "chat", "inference"),
+    ("encode",): Route("engine.generate", "embeddings", "inference"),
+    ("responses", "compact"): Route("openai.responses", "chat", "inference"),
     ("rerank",): Route("vllm.rerank", "rerank", "inference"),
     ("reranking",): Route("vllm.rerank", "rerank", "inference"),
     ("score",): Route("vllm.score", "score", "inference"),
@@ -61,19 +65,17 @@ _RESOURCES = {"responses": "openai.control", "models": "openai.control"}
 #: Methods that carry inference.
 _INFERENCE_METHODS = frozenset({"POST", "PUT"})
 
-#: Content types whose bodies are not JSON: the neighbouring routes' (audio, files) business.
-_OPAQUE_TYPES = ("multipart/", "application/octet-stream", "audio/", "image/", "video/")
-
 
 def recognise(head: RequestHead) -> Route:
-    """The route of a request by its path, method and content type; ``kind`` is ``unknown`` where none fits."""
+    """The route of a request by its path and method; ``kind`` is ``unknown`` where none fits.
+
+    The content type has no say: llama.cpp generates from a JSON body under any type, so a declared one must not carry
+    a request past its reservation. A body on an inference path that is no JSON is refused as such.
+    """
     segments = [part for part in unquote(head.path).split("/") if part]
     route = _by_suffix(segments)
-    if route.kind == "inference":
-        if head.method.upper() not in _INFERENCE_METHODS:
-            return Route(route.dialect, None, "control")
-        if head.headers.get("content-type", "").strip().lower().startswith(_OPAQUE_TYPES):
-            return UNKNOWN
+    if route.kind == "inference" and head.method.upper() not in _INFERENCE_METHODS:
+        return Route(route.dialect, None, "control")
     return route
 
 
