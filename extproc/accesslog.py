@@ -79,8 +79,6 @@ class LogRecord:
     duration_s: float
     response_bytes: int
     attempts: int
-    #: The engine closed the stream for an attempt that never reached it (connection refused, overflow).
-    never_sent: bool
 
 
 def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
@@ -116,13 +114,14 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
         duration_s=duration_s,
         response_bytes=entry.response.response_body_bytes,
         attempts=common.upstream_request_attempt_count,
-        never_sent=not common.HasField("time_to_first_upstream_tx_byte"),
     )
 
 
 def _ended(entry: pb.HTTPAccessLogEntry, kind: EntryKind, status: int | None) -> Ended:
     common, details = entry.common_properties, entry.response.response_code_details
     flags = common.response_flags if common.HasField("response_flags") else None
+    if kind is EntryKind.ATTEMPT_END and not common.HasField("time_to_first_upstream_tx_byte"):
+        return Ended.UNSENT  # connection refused, or overflow: nothing of it reached the engine
     if _any(flags, _ABORTS) or details.startswith("downstream_remote_disconnect"):
         return Ended.CLIENT_ABORT
     if _any(flags, _TIMEOUTS):

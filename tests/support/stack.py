@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from extproc.config import load
+from extproc.errors import LedgerDown
 from extproc.gateway.build import build
 from extproc.ledger.base import LedgerSnapshot
 from extproc.ledger.redis import RedisLedger
@@ -33,6 +34,7 @@ from tests.support.valkey import ValkeyServer
 
 READY_WITHIN_S = 60.0
 STOP_WITHIN_S = 15.0
+LEDGER_WITHIN_S = 10.0
 
 
 @dataclass
@@ -113,12 +115,17 @@ class Stack:
         return await RedisLedger.connect(self.valkey.url, load(self.config_path).ledger.pool, deadline_s=2.0)
 
     async def snapshot(self) -> LedgerSnapshot:
-        """The ledger as it is now."""
-        ledger = await self.ledger()
-        try:
-            return await ledger.snapshot()
-        finally:
-            await ledger.close()
+        """The ledger as it is now; a loaded machine gets some patience."""
+        until = time.monotonic() + LEDGER_WITHIN_S
+        while True:
+            ledger = await self.ledger()
+            try:
+                return await ledger.snapshot()
+            except LedgerDown:
+                if time.monotonic() > until:
+                    raise
+            finally:
+                await ledger.close()
 
     async def reservations(self) -> int:
         """Live reservations of the whole pool."""

@@ -22,6 +22,7 @@ def entry(
     common.access_log_type = kind
     common.start_time.seconds = int(NOW_S) - 10
     common.duration.seconds = 8
+    common.time_to_first_upstream_tx_byte.seconds = 1
     common.time_to_first_upstream_rx_byte.seconds = 3
     common.stream_id = "client-id"
     common.upstream_cluster = "big-0"
@@ -97,6 +98,15 @@ def test_an_attempt_without_the_end_of_its_answer_was_aborted() -> None:
     record = read(made, NOW_S)
     assert record is not None
     assert record.how is Ended.COMPLETE
+
+
+def test_an_attempt_that_never_reached_its_engine_leaves_nothing_behind() -> None:
+    """Connection refused: no byte was sent, so nothing has to cool."""
+    made = entry(pb.UpstreamEnd, status=None, flag="upstream_connection_failure", details="")
+    made.common_properties.ClearField("time_to_first_upstream_tx_byte")
+    record = read(made, NOW_S)
+    assert record is not None
+    assert record.how is Ended.UNSENT
 
 
 @pytest.mark.parametrize("kind", [pb.NotSet, pb.DownstreamStart, pb.UpstreamPoolReady, pb.TcpConnectionEnd])
