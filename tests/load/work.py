@@ -105,6 +105,17 @@ def looping(
     return out
 
 
+def steady(arrivals: float, seconds: float, seed: int) -> list[Job]:
+    """Poisson arrivals of 60 to 400 tokens in and 60 to 150 out; every second one is marked ``direct``."""
+    draw, out, at_s = random.Random(seed), [], 0.0
+    while (at_s := at_s + draw.expovariate(arrivals)) < seconds:
+        answer = draw.randint(60, 150)
+        out.append(
+            Job(f"steady-{len(out)}", at_s, draw.randint(60, 400), answer, answer, stream=True, direct=len(out) % 2 == 1)
+        )
+    return out
+
+
 def trace(seconds: float, speed: float, *, stream: bool = True, path: Path = TRACE) -> list[Job]:
     """The trace's arrivals within ``seconds`` of play, ``speed`` times as fast; caps are four times the answer."""
     return [

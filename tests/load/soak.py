@@ -1,0 +1,142 @@
+"""A recorded day's traffic at three times its speed: the ledger ends at zero and nothing grows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.load import truth, work
+from tests.load.clients import Attempt, Order, drive
+from tests.load.evidence import Report, share
+from tests.load.fleet import Shape, fleet, stats_of
+from tests.support.stack import Stack
+
+SPEED = 3.0
+#: The decision log and the tombstones fill in the first minute; from then on memory has no reason to grow.
+SETTLED_S = 60.0
+#: Growth that counts as none: per minute, of the memory at the first settled sample.
+FLAT_PER_MINUTE = 0.01
+RETRIES = 2
+#: Settings of the stack that a soak of minutes can fill: everything bounded reaches its bound early.
+BOUNDED: dict[str, Any] = {"telemetry": {"decisionLog": 500}}
+TARGET: dict[str, Any] = {"maxWaiting": 16, "ttftBudgetMs": 2000}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """``seconds`` of play, memory read every ``every_s``; ``settled_s`` before growth counts."""
+
+    shape: Shape
+    seconds: float
+    every_s: float
+    settled_s: float
+
+
+SHAPE = Shape(4, 2048, step_s=0.03, prefill_tokens_per_s=20_000, chunk_s=0.5, max_model_tokens=16_384)
+FULL = Size(SHAPE, 360.0, 10.0, SETTLED_S)
+SMALL = Size(SHAPE, 20.0, 2.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Resident MiB of each watched process at ``at_s`` after the start."""
+
+    at_s: float
+    mib: dict[str, float]
+
+
+async def _watch(stack: Stack, every_s: float, until: asyncio.Event, samples: list[Sample]) -> None:
+    pids = {f"serve {number}": process.pid for number, process in enumerate(stack.serves)}
+    pids["valkey"] = stack.valkey.pid
+    began = time.monotonic()
+    while not until.is_set():
+        samples.append(Sample(time.monotonic() - began, {name: resident_mib(pid) for name, pid in pids.items()}))
+        try:
+            async with asyncio.timeout(every_s):
+                await until.wait()
+        except TimeoutError:
+            continue
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process (Linux)."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") / 2**20
+
+
+def slope(points: list[tuple[float, float]]) -> float:
+    """Least-squares slope; 0 for fewer than two points."""
+    if len(points) < 2:
+        return 0.0
+    mean_x, mean_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
+    below = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / below if below else 0.0
+
+
+async def _run(stack: Stack, size: Size, samples: list[Sample]) -> tuple[list[Attempt], float, dict[str, int]]:
+    over = asyncio.Event()
+    watch = asyncio.create_task(_watch(stack, size.every_s, over, samples))
+    jobs = work.trace(size.seconds, SPEED)
+    attempts = await drive(stack.envoy.port, [Order(jobs=mine, retries=RETRIES) for mine in work.dealt(jobs, 2)])
+    over.set()
+    await watch
+    empty_s = await stack.until_empty(15)
+    ledger = await stack.ledger()
+    try:
+        wrong = [line for line in await ledger.audit() if line.stored != line.recomputed]
+        left = await ledger.snapshot()
+    finally:
+        await ledger.close()
+    blocks = {name: view.reserved_blocks + view.sequences for name, view in left.replicas.items()}
+    return attempts, empty_s, {"wrong": len(wrong), "left": sum(blocks.values()), "lanes": sum(left.lanes.values())}
+
+
+def run(size: Size, command: str) -> Report:
+    """The whole scenario."""
+    samples: list[Sample] = []
+    with fleet(size.shape, serves=1, target=TARGET, **BOUNDED) as stack:
+        attempts, empty_s, end = asyncio.run(_run(stack, size, samples))
+        stats = stats_of(stack)
+    log = truth.served(stats)
+    jobs = len({attempt.id for attempt in attempts})
+    report = Report(
+        "soak", "Soak",
+        f"The Azure conversation trace 2023 (`tests/data/azure_conv_18min.csv`, CC-BY 4.0) at {SPEED:g} times its speed "
+        f"for {size.seconds:g} s: {jobs} requests with caps of four times their answers, streams of at most 2 chunks a second, "
+        f"{size.shape.engines} engines of {size.shape.blocks} blocks, up to {RETRIES} retries when told.",
+        command,
+    )  # fmt: skip
+    done = {attempt.id for attempt in attempts if attempt.whole}
+    report.figure("served whole", f"{share(len(done), jobs)} of {jobs}")
+    report.figure("answers", ", ".join(f"{n} x {k}" for k, n in sorted(Counter(_kind(a) for a in attempts).items())))
+    strange = sum(not a.whole and not (a.status == 429 and a.retry_ms) for a in attempts)
+    report.figure("neither whole nor a well-formed 429", strange, "0", holds=strange == 0)
+    report.figure("preempted by the engines", f"{sum(one.preemptions > 0 for one in log)} of {len(log)}")
+    report.figure("ledger at the end", f"{end['left']} blocks and sequences, {end['lanes']} in lanes", "0",
+                  holds=end["left"] == end["lanes"] == 0)  # fmt: skip
+    report.figure("empty after the last answer", f"{empty_s:.1f} s")
+    report.figure("sums that differ from their parts (`ledger audit`)", end["wrong"], "0", holds=end["wrong"] == 0)
+    _memory(report, samples, size.settled_s)
+    return report
+
+
+def _kind(attempt: Attempt) -> str:
+    return f"{attempt.status} {attempt.reason}".strip()
+
+
+def _memory(report: Report, samples: list[Sample], settled_s: float) -> None:
+    settled = [sample for sample in samples if sample.at_s >= settled_s]
+    column: Callable[[Sample, str], float] = lambda sample, name: sample.mib[name]  # noqa: E731
+    for name in samples[0].mib:
+        points = [(sample.at_s / 60, column(sample, name)) for sample in settled]
+        per_minute, base = slope(points), points[0][1]
+        shown = [f"{column(sample, name):.1f}" for sample in samples[:: max(1, len(samples) // 9)]]
+        report.figure(f"{name}: resident MiB over time", " ".join(shown))
+        flat = per_minute <= FLAT_PER_MINUTE * base
+        report.figure(f"{name}: growth after {settled_s:g} s", f"{per_minute:+.3f} MiB/min", "<= 1 % per minute", holds=flat)
