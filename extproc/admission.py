@@ -15,13 +15,23 @@ from dataclasses import dataclass, field, replace
 from extproc.candidates import Ask, Forecast, Place, Planner
 from extproc.config.models import Config
 from extproc.counting import Counting
-from extproc.decisions import Decisions, Identity, Understood, considered
-from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
+from extproc.decisions import (
+    NOT_TRIED,
+    Decisions,
+    Identity,
+    Understood,
+    considered,
+    full_for_now,
+    judged,
+    request_class,
+    soonest,
+)
+from extproc.dialects import BodyLimits, InferenceRequest, Parsed
 from extproc.errors import BadRequest, LedgerDown
 from extproc.fleet import Fleet
 from extproc.holding import Holding, NoPlace
 from extproc.learning import Learning
-from extproc.ledger.base import End, Ended, Ledger, ReserveRequest, ReserveResult, Upsert, Verdict
+from extproc.ledger.base import End, Ended, Ledger, ReplicaState, ReserveRequest, ReserveResult, Upsert, Verdict
 from extproc.ledger.posture import LocalShare
 from extproc.metadata import exchange_id, reservation_from
 from extproc.policy.lanes import LaneTable, Route
@@ -30,19 +40,24 @@ from extproc.types import Decision, Reason, RequestHead
 
 #: Asks Envoy to wait this many milliseconds for the answer.
 Extend = Callable[[int], Awaitable[None]]
-#: Output caps fall into classes of requests that behave alike: none, short, medium, long.
-CAP_CLASSES = (256, 2048)
+#: Reservations told to a ledger that is back in one call: a few milliseconds of it.
+PAY_AT_ONCE = 100
+#: Bytes at each end of a body that its digest takes in.
+DIGEST_BYTES = 8192
 
 
 @dataclass(slots=True)
 class Pending:
     """One request on its way to a decision; ``touched_ledger`` says that a reservation may exist under its rid.
 
-    ``soonest`` is where a refused one will fit first, and the blocks it needs there.
+    ``parsed`` and ``what`` are what is understood of it so far; ``soonest`` is where a refused one will fit first, and
+    the blocks it needs there.
     """
 
     who: Identity
     head: RequestHead
+    parsed: Parsed | None = None
+    what: Understood | None = None
     touched_ledger: bool = False
     soonest: tuple[str, int] | None = None
     timings_ms: dict[str, float] = field(default_factory=dict)
@@ -78,7 +93,10 @@ class Admission:
         self._clock_s = clock_s
         self._limits = BodyLimits(max_bytes=config.serve.max_body_bytes)
         self._promises = Promises()
+        # A chain of many replicas is asked about in rounds; together they may take twice the deadline of one.
+        self._patience_s = config.ledger.deadline_ms / 1000.0
         self._digest_key = secrets.token_bytes(16)
+        self._paying: asyncio.Task[None] | None = None
 
     def begin(self, head: RequestHead, owner: str) -> Pending:
         """Start a request under a fresh random id that no client can choose."""
@@ -90,9 +108,14 @@ class Admission:
 
         ``extend(ms)`` asks Envoy to wait longer, once, for lanes that may be held at the gate; None: nothing is held.
         """
+        if self._config.mode == "shadow":
+            return await self._decide_in_shadow(pending, body)
+        return await self._decide(pending, body, extend)
+
+    async def _decide(self, pending: Pending, body: bytes, extend: Extend | None) -> Decision:
         started = self._clock_s()
         try:
-            parsed = parse(pending.head, body, self._limits)
+            parsed = pending.parsed = await self._counting.parse(pending.head, body, self._limits)
         except BadRequest as error:
             return self._decisions.bad_request(pending.who, error)
         pending.timings_ms["parse"] = (self._clock_s() - started) * 1000.0
@@ -102,15 +125,49 @@ class Admission:
         route = self._lanes.classify(pending.head, request.model or "")
         if route is None or not route.chain:
             return self._decisions.refused(pending.who, Reason.UNKNOWN_MODEL, parsed=parsed)
-        queue = route.lane.queue if extend is not None and self._config.mode == "enforce" else None
+        queue = route.lane.queue if extend is not None else None
         if queue is None or extend is None:
-            return await self._place_in_turn(pending, await self._understand(pending, parsed, request, route), body)
+            what = await self._understand(pending, parsed, request, route)
+            if self._config.mode == "shadow":
+                return await self._place(pending, what)
+            return await self._place_in_turn(pending, what, body)
         until_s = started + queue.max_wait_ms / 1000.0
         await extend(
             min(queue.max_wait_ms + self._config.envoy.message_timeout_ms, self._config.envoy.max_message_timeout_ms)
         )
         what = await self._understand(pending, parsed, request, route)
         return await self._place_or_hold(pending, what, len(body), until_s)
+
+    async def _decide_in_shadow(self, pending: Pending, body: bytes) -> Decision:
+        """Decide as if it counted, under an id that is given back at once; then reserve at the primary and go there.
+
+        Nothing that a client can send is refused, changed or rerouted: the primary gets its bytes.
+        """
+        trial = replace(pending, who=replace(pending.who, rid=secrets.token_hex(12)), timings_ms=pending.timings_ms)
+        would = await self._decide(trial, body, None)
+        await self.abandon(trial)
+        if would.decision == "pass":
+            return replace(would, rid=pending.who.rid)
+        return self._decisions.shadowed(would, await self._primary(pending, trial))
+
+    async def _primary(self, pending: Pending, trial: Pending) -> Decision:
+        """The request on its way to the first target of its chain, reserved there whatever the room."""
+        what = trial.what
+        if what is None:
+            return self._onward(pending, trial.parsed, self._lanes.any_target())
+        first = what.route.chain[:1]
+        places = [place for these in self._rounds(replace(what, chain=first), _nothing) for place in these]
+        place = next((place for place in places if place.candidate is not None), None)
+        if place is None or place.candidate is None:
+            return self._onward(pending, trial.parsed, first)
+        at_s = None
+        if not place.candidate.remote:
+            try:
+                at_s = (await self._reserve(pending, what, [place], force=True)).now_s
+            except LedgerDown:
+                at_s = self._fleet.ledger_now_s()
+            self._fleet.note(place.replica, place.candidate.need.kv_blocks)
+        return self._decisions.admitted(pending.who, what, place, (), at_s)
 
     async def _place_in_turn(self, pending: Pending, what: Understood, body: bytes) -> Decision:
         """The same behind those who were refused earlier and told to come back; a refusal joins their line."""
@@ -125,14 +182,18 @@ class Admission:
         return decision
 
     def _digest(self, body: bytes) -> bytes:
-        """What a retry is known by; the key is this process's own, so it says nothing about the text."""
-        return hashlib.blake2b(body, digest_size=16, key=self._digest_key).digest()
+        """What a retry is known by; the key is this process's own, so it says nothing about the text.
+
+        Length, head and tail tell requests apart as well as the whole would, and a large body costs no more.
+        """
+        known = b"%d:%b:%b" % (len(body), body[:DIGEST_BYTES], body[-DIGEST_BYTES:])
+        return hashlib.blake2b(known, digest_size=16, key=self._digest_key).digest()
 
     async def _place(
-        self, pending: Pending, what: Understood, promised: Callable[[str], int] = lambda _replica: 0
+        self, pending: Pending, what: Understood, promised: Callable[[str], int] | None = None
     ) -> Decision:
         """Find places, reserve the first that fits, and say what came of it."""
-        rounds = self._rounds(what, promised)
+        rounds = self._rounds(what, promised or _nothing)
         places: list[Place] = []
         usable: list[Place] = []
         verdicts: list[Verdict] = []
@@ -145,11 +206,11 @@ class Admission:
                 if not open_:
                     continue
                 usable += open_
-                result = await self._reserve(pending, what, open_)
+                result = self._outside(open_) or await self._reserve(pending, what, open_)
                 if result.chosen is not None:
                     result = replace(result, chosen=len(verdicts) + result.chosen)
                 verdicts += result.verdicts
-                if result.chosen is not None or result.ended:
+                if result.chosen is not None or result.ended or self._clock_s() - started > self._patience_s:
                     break
         except LedgerDown:
             places += [place for these in rounds for place in these]
@@ -161,24 +222,36 @@ class Admission:
             return self._decisions.nowhere_ever(pending.who, what, places, considered(what, places, None))
         return self._settle(pending, what, places, usable, replace(result, verdicts=tuple(verdicts)))
 
+    def _outside(self, places: Sequence[Place]) -> ReserveResult | None:
+        """The result where the first place takes nothing of ours, so that the ledger need not be asked; else None."""
+        if places[0].candidate is None or not places[0].candidate.remote:
+            return None
+        later = Verdict(NOT_TRIED, ReplicaState.READY)
+        verdicts = (Verdict(None, ReplicaState.READY), *(later for _ in places[1:]))
+        return ReserveResult(0, verdicts, self._fleet.ledger_now_s() or 0.0)
+
     async def _place_or_hold(self, pending: Pending, what: Understood, size: int, until_s: float) -> Decision:
         """The same, waiting in the lane's line until ``until_s`` (our clock) where there is no room now."""
         lane = what.route.lane_name
-        if not self._holding.busy(lane):
-            decision = await self._place(pending, what)
-            if not _full_for_now(decision):
-                return decision
+        last: Decision | None = None
 
         async def attempt() -> Decision | None:
-            decision = await self._place(pending, what)
-            return None if _full_for_now(decision) else decision
+            nonlocal last
+            last = await self._place(pending, what)
+            return None if full_for_now(last) else last
+
+        if not self._holding.busy(lane) and (answer := await attempt()) is not None:
+            return answer
 
         began_s = self._clock_s()
-        answer = await self._holding.hold(lane, size, attempt, until_s - began_s)
-        if isinstance(answer, NoPlace):
-            reason = Reason.QUEUE_FULL if answer is NoPlace.FULL else Reason.QUEUE_TIMEOUT
-            answer = self._decisions.refused(pending.who, reason, what=what)
-        return replace(answer, waited_ms=round((self._clock_s() - began_s) * 1000.0))
+        found = await self._holding.hold(lane, size, attempt, until_s - began_s)
+        if isinstance(found, NoPlace):
+            reason = Reason.QUEUE_FULL if found is NoPlace.FULL else Reason.QUEUE_TIMEOUT
+            shown = last.candidates if last is not None else ()
+            wait_ms = last.refusal.retry_after_ms if last is not None and last.refusal is not None else None
+            earliest_s = None if wait_ms is None else wait_ms / 1000.0
+            found = self._decisions.refused(pending.who, reason, what=what, shown=shown, earliest_s=earliest_s)
+        return replace(found, waited_ms=round((self._clock_s() - began_s) * 1000.0))
 
     def too_large(self, pending: Pending) -> Decision:
         """The refusal of a body over the limit, seen before it was parsed."""
@@ -187,11 +260,17 @@ class Admission:
 
     def failed(self, pending: Pending) -> Decision:
         """The answer after a fault of our own."""
-        return self._decisions.refused(pending.who, Reason.INTERNAL)
+        return self._ours(pending, Reason.INTERNAL)
 
     def not_ready(self, pending: Pending) -> Decision:
         """The answer of an instance that is starting or going away."""
-        return self._decisions.refused(pending.who, Reason.NOT_READY)
+        return self._ours(pending, Reason.NOT_READY)
+
+    def _ours(self, pending: Pending, reason: Reason) -> Decision:
+        refused = self._decisions.refused(pending.who, reason)
+        if self._config.mode == "enforce" or not self._config.targets:
+            return refused
+        return self._decisions.shadowed(refused, self._onward(pending, None, self._lanes.any_target()))
 
     async def abandon(self, pending: Pending) -> None:
         """Give back what a request holds whose answer never left; harmless when it holds nothing."""
@@ -217,11 +296,11 @@ class Admission:
         pending.timings_ms["count"] = (self._clock_s() - started) * 1000.0
         chain = route.chain
         over: tuple[str, ...] = ()
-        if budget is not None:
-            over = tuple(t for t in chain if t != route.fallback and counts[t].input_tokens > budget)
-        if over:
+        if budget is not None and judged(chain, counts).input_tokens > budget:
+            over = tuple(target for target in chain if target != route.fallback)
             chain = (route.fallback,) if route.fallback is not None else ()
-        return Understood(parsed, request, route, chain, counts, over, request_class(request))
+        pending.what = Understood(parsed, request, route, chain, counts, over, request_class(request))
+        return pending.what
 
     def _rounds(self, what: Understood, promised: Callable[[str], int]) -> Iterator[list[Place]]:
         request, lane = what.request, what.route.lane_name
@@ -248,27 +327,29 @@ class Admission:
             self._fleet.view,
             self._fleet.rank,
             promised=promised,
-            # Shadow mode reserves on the first place whatever its room, so it is asked about all of them at once.
-            together=self._config.mode == "shadow",
         )
 
     async def _pay(self) -> None:
         """Tell a ledger that is back what was admitted without it, so that no room is given away twice."""
-        owed = dict(self._share.owed)
-        lease_s, deadline_s = self._config.ledger.lease_s, self._config.ledger.deadline_ms / 1000.0
+        lease_s = self._config.ledger.lease_s
         try:
-            async with asyncio.timeout(deadline_s):
-                await self._ledger.renew([Upsert(reservation, lease_s) for reservation in owed.values()])
-        except TimeoutError:
-            raise LedgerDown(f"no answer within {deadline_s} s") from None
-        for rid in owed:
-            self._share.owed.pop(rid, None)
+            while owed := self._share.owed_first(PAY_AT_ONCE):
+                await self._ledger.renew([Upsert(reservation, lease_s) for reservation in owed])
+                self._share.paid(owed)
+        except LedgerDown:
+            # It went away again; the next request tries anew.
+            return
 
-    async def _reserve(self, pending: Pending, what: Understood, usable: Sequence[Place]) -> ReserveResult:
+    async def _reserve(
+        self, pending: Pending, what: Understood, usable: Sequence[Place], *, force: bool = False
+    ) -> ReserveResult:
         first = usable[0]
-        pending.touched_ledger = True
         if self._share.owed:
-            await self._pay()
+            # Until it is paid the ledger does not know the true load, and the posture goes on.
+            if self._paying is None or self._paying.done():
+                self._paying = asyncio.create_task(self._pay(), name="kvgate-pay")
+            raise LedgerDown("it is being told what was admitted without it")
+        pending.touched_ledger = True
         return await self._ledger.reserve(
             ReserveRequest(
                 rid=pending.who.rid,
@@ -284,7 +365,7 @@ class Admission:
                 lease_s=self._config.ledger.lease_s,
                 fresh_s=self._config.freshness.fresh_s,
                 unknown_s=self._config.freshness.unknown_s,
-                force=self._config.mode == "shadow",
+                force=force,
             )
         )
 
@@ -302,22 +383,14 @@ class Admission:
             pending.touched_ledger = False
             return self._decisions.refused(who, Reason.INTERNAL, what=what)
         shown = considered(what, places, result.verdicts)
-        if self._config.mode == "shadow":
-            fits = next((p for p, v in zip(usable, result.verdicts, strict=True) if v.refused_by is None), None)
-            would = (
-                self._decisions.nowhere_now(who, what, result.verdicts, shown)
-                if fits is None
-                else self._decisions.admitted(who, what, fits, shown, result.now_s)
-            )
-            served = usable[result.chosen if result.chosen is not None else 0]
-            return self._decisions.shadowed(would, self._decisions.admitted(who, what, served, shown, result.now_s))
         if result.chosen is None:
             pending.touched_ledger = False
-            pending.soonest = _soonest(usable, result.verdicts)
+            pending.soonest = soonest(usable, result.verdicts)
             return self._decisions.nowhere_now(who, what, result.verdicts, shown)
         chosen = usable[result.chosen]
         if chosen.candidate is not None and not chosen.candidate.remote:
             self._fleet.note(chosen.replica, chosen.candidate.need.kv_blocks)
+            self._share.note(chosen.replica, chosen.candidate.need.kv_blocks)
         return self._decisions.admitted(who, what, chosen, shown, result.now_s)
 
     def _without_ledger(
@@ -329,10 +402,9 @@ class Admission:
         # The call that got no answer is compensated by an end of its id, so what goes on now goes on under another.
         pending.who = replace(pending.who, rid=secrets.token_hex(12))
         chosen: Place | None = None
-        if self._config.mode == "shadow":
-            chosen = usable[0]
-        elif posture == "share":
-            chosen = next((p for p in usable if p.candidate and self._share.admit(pending.who.rid, p.candidate)), None)
+        if posture == "share":
+            rid, now_s = pending.who.rid, self._clock_s()
+            chosen = next((p for p in usable if p.candidate and self._share.admit(rid, p.candidate, now_s)), None)
         elif posture == "remote":
             chosen = next((p for p in usable if p.candidate is not None and p.candidate.remote), None)
         if chosen is None:
@@ -342,8 +414,8 @@ class Admission:
         admitted = self._decisions.admitted(pending.who, what, chosen, shown, at_s, ledger="degraded")
         reservation = reservation_from(admitted.metadata, self._config.ledger.pool)
         if reservation is not None:
-            self._share.owed[reservation.rid] = reservation
-        return admitted if self._config.mode == "enforce" else self._decisions.shadowed(admitted, admitted)
+            self._share.owe(reservation)
+        return admitted
 
     def _pass(self, pending: Pending, parsed: Parsed) -> Decision:
         """Anything that takes no memory: control calls and, by rule, paths that are not understood."""
@@ -354,27 +426,14 @@ class Admission:
         chain = route.chain if route is not None else self._lanes.any_target()
         if not chain:
             return self._decisions.refused(pending.who, Reason.UNKNOWN_MODEL, parsed=parsed)
+        return self._onward(pending, parsed, chain)
+
+    def _onward(self, pending: Pending, parsed: Parsed | None, chain: Sequence[str]) -> Decision:
+        """To the best replica of the first target, without a reservation."""
         replicas = sorted((replica.name for replica in self._config.targets[chain[0]].replicas), key=self._fleet.rank)
         return self._decisions.passed(pending.who, parsed, chain[0], replicas[0] if replicas else chain[0])
 
 
-def request_class(request: InferenceRequest) -> str:
-    """The learning class: operation, stream, tools and the size of the cap, as ``operation:s:t:cap``."""
-    cap = request.max_output_tokens
-    size = "none" if cap is None else next((f"le{bound}" for bound in CAP_CLASSES if cap <= bound), "long")
-    return f"{request.operation}:{'s' if request.stream else '-'}:{'t' if request.has_tools else '-'}:{size}"
-
-
-def _soonest(usable: Sequence[Place], verdicts: Sequence[Verdict]) -> tuple[str, int] | None:
-    """The place with the earliest known room, and the blocks that are needed there."""
-    known = [
-        (verdict.retry_after_s, place.replica, place.candidate.need.kv_blocks)
-        for place, verdict in zip(usable, verdicts, strict=True)
-        if verdict.retry_after_s is not None and place.candidate is not None
-    ]
-    return min(known)[1:] if known else None
-
-
-def _full_for_now(decision: Decision) -> bool:
-    """Whether waiting can help: every place was full, and none was unknown or away."""
-    return decision.refusal is not None and decision.refusal.status == 429
+def _nothing(_replica: str) -> int:
+    """No blocks are kept for anybody."""
+    return 0

@@ -7,6 +7,7 @@ any reason but an end record, an operator, or the rules of ``Ledger.reap``.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -219,14 +220,16 @@ class Completion:
         if "pool" in record.fields:
             self._end(record, owner, replica=None)
         if "class" in record.fields:
-            self._observer.completed(record, self._learn(record))
-            if record.cluster and record.cluster not in (record.fields.get("replica"), ""):
+            self._learn(record)
+            self._observer.completed(record, record.usage.get("output_tokens"))
+            plan = str(record.fields.get("plan") or record.fields.get("replica") or "").split(",")
+            if record.cluster and record.cluster not in plan:
                 self._observer.misrouted(record)
 
-    def _learn(self, record: LogRecord) -> int | None:
-        """Output tokens of a complete answer, as reported or as guessed from its bytes; teaches the predictors."""
+    def _learn(self, record: LogRecord) -> None:
+        """Teach the predictors a complete answer: its tokens as reported, or as guessed from its bytes."""
         if record.how is not Ended.COMPLETE:
-            return record.usage.get("output_tokens")
+            return
         lane, klass = str(record.fields["lane"]), str(record.fields["class"])
         target = self._target_of.get(record.cluster, str(record.fields["target"]))
         bytes_key = _bytes_key(target, klass)
@@ -235,11 +238,13 @@ class Completion:
             self._learning.observe_bytes(bytes_key, record.response_bytes, output)
         else:
             output = self._learning.tokens_from_bytes(bytes_key, record.response_bytes)
-        if output is not None:
-            self._learning.observe_output((lane, target, klass), output)
-            # Until now, not until its end: what it held is free only once its end is known here.
-            self._learning.observe_pace(target, record.began_age_s, output)
-        return output
+        if output is None:
+            return
+        sequences = record.fields.get("sequences")
+        each = math.ceil(output / max(1.0, sequences if isinstance(sequences, float) else 1.0))
+        self._learning.observe_output((lane, target, klass), each)
+        # Until now, not until its end: what it held is free only once its end is known here.
+        self._learning.observe_pace(target, record.began_age_s, each)
 
 
 def _bytes_key(target: str, klass: str) -> tuple[str, bool, bool]:

@@ -20,6 +20,8 @@ from extproc.policy.lanes import Route
 from extproc.policy.refusals import PERMANENT, refuse
 from extproc.types import ConsideredCandidate, Decision, Figures, Reason, Refusal, TokenCount
 
+#: Output caps fall into classes of requests that behave alike: none, short, medium, long.
+CAP_CLASSES = (256, 2048)
 #: ``Verdict.refused_by`` of a candidate behind the one that was taken.
 NOT_TRIED = "not_tried"
 #: Reasons of input that is at fault by itself, by status.
@@ -108,20 +110,21 @@ class Decisions:
             max_output_tokens=what.request.max_output_tokens,
             ledger=ledger,
             headers=headers,
-            metadata=self._metadata(who, what, chosen, reserved_at_s, kind, reason),
+            metadata=self._metadata(who, what, chosen, reserved_at_s, kind, reason, plan),
             body=body,
             dialect=what.request.dialect,
             warnings=what.request.warnings,
         )
 
     def shadowed(self, would: Decision, served: Decision) -> Decision:
-        """Shadow mode: what would have been, while the request goes to the primary byte for byte."""
-        fields = dict(served.metadata) | {"decision": f"shadow-{would.decision}"}
+        """Shadow mode: what would have been, while the request goes where ``served`` says, byte for byte."""
+        fields = {key: value for key, value in served.metadata.items() if key != "reason"}
+        fields["decision"] = f"shadow-{would.decision}"
         if would.reason is not None:
             fields["reason"] = would.reason
         return replace(
-            would, plan=served.plan[:1], headers=served.headers, metadata=fields, body=None, refusal=None,
-            replica=served.replica, ledger=served.ledger,
+            would, rid=served.rid, plan=served.plan, headers=served.headers, metadata=fields, body=None, refusal=None,
+            replica=served.replica, target=would.target or served.target,
         )  # fmt: skip
 
     def nowhere_now(
@@ -177,9 +180,9 @@ class Decisions:
         reason = _REASON_OF_STATUS.get(error.status, Reason.BAD_REQUEST)
         return self._rejection(who, Refusal(reason, error.status, error.message, None, error.code, error.param), None)
 
-    def passed(self, who: Identity, parsed: Parsed, target: str, replica: str) -> Decision:
+    def passed(self, who: Identity, parsed: Parsed | None, target: str, replica: str) -> Decision:
         """A request that takes no memory goes on without a reservation, and is never retried elsewhere."""
-        span = parsed.model_span
+        span = self._span(parsed)
         headers = [(HEADER_RID, who.rid), (HEADER_MAX_RETRIES, "0")]
         if span is not None:
             headers.append((HEADER_MODEL_AT, model_at(*span)))
@@ -188,7 +191,7 @@ class Decisions:
             mode=self._config.mode,
             rid=who.rid,
             lane=None,
-            model=parsed.model,
+            model=parsed.model if parsed is not None else None,
             target=target,
             replica=replica,
             reason=None,
@@ -196,9 +199,15 @@ class Decisions:
             plan=(replica,),
             headers=tuple(headers),
             metadata={"rid": who.rid, "decision": "pass", "target": target, "replica": replica},
-            body=parsed.body if parsed.decoded and not self._shadow else None,
-            dialect=parsed.dialect,
+            body=parsed.body if parsed is not None and parsed.decoded and not self._shadow else None,
+            dialect=parsed.dialect if parsed is not None else None,
         )
+
+    def _span(self, parsed: Parsed | None) -> tuple[int, int] | None:
+        """Where the model's name lies in the bytes that go on; shadow mode forwards what the client encoded."""
+        if parsed is None or (self._shadow and parsed.decoded):
+            return None
+        return parsed.model_span
 
     def _rejection(self, who: Identity, refusal: Refusal, parsed: Parsed | None) -> Decision:
         return Decision(
@@ -222,8 +231,10 @@ class Decisions:
         request = what.request
         cap = chosen.limits.cap_tokens if chosen.limits and chosen.limits.write_cap else None
         usage = what.route.lane.include_usage and request.stream and not request.include_usage_asked
-        body, changed, span = what.parsed.body, what.parsed.decoded, request.model_span
-        if cap is not None or usage:
+        body, changed, span = what.parsed.body, what.parsed.decoded, self._span(what.parsed)
+        if self._shadow:
+            changed = False
+        elif cap is not None or usage:
             edited = edit(body, request, cap=cap, include_usage=usage)
             body, changed, span = edited.body, edited.body is not body or changed, edited.model_span
         headers = [(HEADER_RID, who.rid), (HEADER_MAX_RETRIES, str(len(plan) - 1))]
@@ -239,7 +250,7 @@ class Decisions:
         A place's cluster bears its name: the replica's, or the remote target's.
         """
         targets = self._config.targets
-        remotes = [name for name in what.chain if targets[name].remote and name != chosen.target]
+        remotes = [name for name in what.chain if targets[name].remote and name != chosen.target and not self._shadow]
         return (chosen.replica, *remotes)
 
     def _metadata(
@@ -250,6 +261,7 @@ class Decisions:
         reserved_at_s: float | None,
         kind: str,
         reason: str | None,
+        plan: tuple[str, ...],
     ) -> dict[str, Value]:
         expected = chosen.limits.expected_tokens if chosen.limits else 0
         fields: dict[str, Value] = {
@@ -262,9 +274,12 @@ class Decisions:
             "class": what.klass,
             "input_tokens": float(what.count(chosen.target).input_tokens),
             "expected_output_tokens": float(expected),
+            "sequences": float(what.request.sequences),
         }
         if reason is not None:
             fields["reason"] = reason
+        if len(plan) > 1:
+            fields["plan"] = ",".join(plan)
         candidate = chosen.candidate
         if candidate is None or candidate.remote or reserved_at_s is None:
             return fields
@@ -338,3 +353,30 @@ def _sentence(reason: Reason, what: Understood | None) -> str | None:
         asked = f" and asks for up to {cap} more" if cap else ""
         return f"The input has {count.input_tokens} tokens{asked}; no engine of this model can hold that."
     return None
+
+
+def request_class(request: InferenceRequest) -> str:
+    """The learning class: operation, stream, tools and the size of the cap, as ``operation:s:t:cap``."""
+    cap = request.max_output_tokens
+    size = "none" if cap is None else next((f"le{bound}" for bound in CAP_CLASSES if cap <= bound), "long")
+    return f"{request.operation}:{'s' if request.stream else '-'}:{'t' if request.has_tools else '-'}:{size}"
+
+
+def soonest(usable: Sequence[Place], verdicts: Sequence[Verdict]) -> tuple[str, int] | None:
+    """The place with the earliest known room, and the blocks that are needed there."""
+    known = [
+        (verdict.retry_after_s, place.replica, place.candidate.need.kv_blocks)
+        for place, verdict in zip(usable, verdicts, strict=True)
+        if verdict.retry_after_s is not None and place.candidate is not None
+    ]
+    return min(known)[1:] if known else None
+
+
+def judged(chain: Sequence[str], counts: Mapping[str, TokenCount]) -> TokenCount:
+    """The count that a lane's budget is held against: the first exact one, for a bound proves no excess; else the first."""
+    return next((counts[target] for target in chain if counts[target].source != "bound"), counts[chain[0]])
+
+
+def full_for_now(decision: Decision) -> bool:
+    """Whether waiting can help: every place was full, and none was unknown or away."""
+    return decision.refusal is not None and decision.refusal.status == 429

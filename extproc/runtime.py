@@ -112,6 +112,7 @@ class Runtime:
     async def run(self, listen: str, admin: str, ready: Callable[[str], None], stop: asyncio.Event) -> None:
         """Serve until ``stop``; ``ready`` hears the bound address."""
         await self.admin.start(admin)
+        self.counting.start_giant_helper()
         await self.fleet.refresh()
         server = await start(self.service, listen, self.config.serve.max_body_bytes, ready)
         self.gate.set(open_=True, wanted=True)

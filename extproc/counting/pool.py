@@ -121,15 +121,17 @@ class Counting:
     async def per_target(
         self, targets: Iterable[str], request: InferenceRequest, *, budget_tokens: int | None = None
     ) -> dict[str, TokenCount]:
-        """Counts of one request for each target; targets of one model are counted once."""
+        """Counts of one request for each target; targets of one model are counted once, all within one deadline."""
         if request.handle:
             return await self._far(tuple(targets), request, budget_tokens)
+        until = self._clock_s() + self._deadline_ms / 1000.0
         done: dict[int, TokenCount] = {}
         result: dict[str, TokenCount] = {}
         for target in targets:
             counter = self._counters.get(target, _NO_COUNTER)
             if id(counter) not in done:
-                done[id(counter)] = await self.count(counter, request, budget_tokens=budget_tokens)
+                left_ms = max(1, round((until - self._clock_s()) * 1000.0))
+                done[id(counter)] = await self.count(counter, request, deadline_ms=left_ms, budget_tokens=budget_tokens)
             result[target] = done[id(counter)]
         return result
 

@@ -8,9 +8,14 @@ the first snapshot after the outage starts afresh.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from extproc.ledger.base import KEEP_FREE_SHARE, Candidate, LedgerSnapshot, ReplicaState, Reservation
+
+#: Admissions remembered for the ledger's return; about 1 KB each.
+MAX_OWED = 20_000
 
 
 @dataclass(slots=True)
@@ -31,7 +36,8 @@ class LocalShare:
     def __init__(self) -> None:
         self.live_sidecars = 1
         self._rooms: dict[str, _Room] = {}
-        self._taken: dict[str, tuple[str, int, int]] = {}
+        #: rid -> replica, blocks, sequences, and when it has ended at the latest; in order of admission.
+        self._taken: dict[str, tuple[str, int, int, float]] = {}
         #: What was admitted here and the ledger has not heard of, by rid; to be told to it before it is asked again.
         self.owed: dict[str, Reservation] = {}
 
@@ -53,10 +59,32 @@ class LocalShare:
         if room is not None:
             room.noted_blocks += blocks
 
-    def admit(self, rid: str, candidate: Candidate) -> bool:
-        """Take the candidate's blocks out of this sidecar's share; a remote candidate takes nothing and always fits."""
+    def owe(self, reservation: Reservation) -> None:
+        """The ledger has to hear of this one; beyond ``MAX_OWED`` its periodic records alone will tell it."""
+        if len(self.owed) < MAX_OWED:
+            self.owed[reservation.rid] = reservation
+
+    def owed_first(self, count: int) -> list[Reservation]:
+        """Up to ``count`` of what is owed."""
+        return list(islice(self.owed.values(), count))
+
+    def paid(self, reservations: Sequence[Reservation]) -> None:
+        """The ledger has heard of these."""
+        for reservation in reservations:
+            self.owed.pop(reservation.rid, None)
+
+    def admit(self, rid: str, candidate: Candidate, now_s: float) -> bool:
+        """Take the candidate's blocks out of this sidecar's share; a remote candidate takes nothing and always fits.
+
+        ``now_s`` is any steady clock. What must have ended by it is given back first: its end may have been heard by
+        another instance.
+        """
         if candidate.remote:
             return True
+        for old, (*_, gone_s) in list(self._taken.items()):
+            if gone_s > now_s:
+                break
+            self.ended(old)
         room = self._rooms.get(candidate.replica)
         if room is None:
             return False
@@ -70,7 +98,7 @@ class LocalShare:
             return False
         room.taken_blocks += blocks
         room.taken_sequences += sequences
-        self._taken[rid] = (candidate.replica, blocks, sequences)
+        self._taken[rid] = (candidate.replica, blocks, sequences, now_s + candidate.cap_s)
         return True
 
     def ended(self, rid: str) -> None:
@@ -78,7 +106,7 @@ class LocalShare:
         self.owed.pop(rid, None)
         taken = self._taken.pop(rid, None)
         if taken is not None:
-            replica, blocks, sequences = taken
+            replica, blocks, sequences, _ = taken
             room = self._rooms.get(replica)
             if room is not None:
                 room.taken_blocks -= blocks

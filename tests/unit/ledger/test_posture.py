@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from extproc.ledger.base import Reservation
 from extproc.ledger.inmemory import InMemoryLedger
-from extproc.ledger.posture import LocalShare
+from extproc.ledger.posture import MAX_OWED, LocalShare
 from extproc.ledger.reference import ReferenceLedger
 from tests.support.ledgers import START_S, ask, candidate, need, report
+
+OWED = Reservation("r", "t", "e", "lane", "envoy", "x", "chat:-:-:none", START_S, need(1), 1, 1, None, 1, 30.0)
 
 
 def shares(count: int, *, reserved: int = 0, **more: object) -> list[LocalShare]:
@@ -26,7 +29,7 @@ def shares(count: int, *, reserved: int = 0, **more: object) -> list[LocalShare]
 
 def admitted(share: LocalShare, mark: str, place: object) -> int:
     """How many of 100 requests one sidecar admits."""
-    return sum(share.admit(f"{mark}{i}", place) for i in range(100))  # type: ignore[arg-type]
+    return sum(share.admit(f"{mark}{i}", place, 0.0) for i in range(100))  # type: ignore[arg-type]
 
 
 def test_all_sidecars_together_stay_within_the_last_headroom() -> None:
@@ -55,8 +58,8 @@ def test_reservations_since_the_snapshot_count_against_the_share() -> None:
 def test_an_end_gives_its_room_back_once() -> None:
     """And a second end of the same rid nothing more."""
     (share,) = shares(1)
-    assert share.admit("1", candidate(n=need(100)))
-    assert not share.admit("2", candidate(n=need(1)))
+    assert share.admit("1", candidate(n=need(100)), 0.0)
+    assert not share.admit("2", candidate(n=need(1)), 0.0)
     share.ended("1")
     share.ended("1")
     assert admitted(share, "r", candidate(n=need(1))) == 100
@@ -65,8 +68,8 @@ def test_an_end_gives_its_room_back_once() -> None:
 def test_what_was_not_ready_is_not_shared_and_a_remote_always_fits() -> None:
     """Unknown is never empty."""
     share = LocalShare()
-    assert not share.admit("1", candidate())
-    assert share.admit("1", candidate(remote=True))
+    assert not share.admit("1", candidate(), 0.0)
+    assert share.admit("1", candidate(remote=True), 0.0)
 
 
 async def test_the_first_snapshot_after_an_outage_starts_afresh() -> None:
@@ -75,6 +78,27 @@ async def test_the_first_snapshot_after_an_outage_starts_afresh() -> None:
     await ledger.publish([replace(report(START_S))], [], 60)
     share = LocalShare()
     share.observe(await ledger.snapshot())
-    assert share.admit("1", candidate(n=need(100)))
+    assert share.admit("1", candidate(n=need(100)), 0.0)
     share.observe(await ledger.snapshot())
-    assert share.admit("2", candidate(n=need(100)))
+    assert share.admit("2", candidate(n=need(100)), 0.0)
+
+
+def test_what_must_have_ended_is_given_back_without_its_end() -> None:
+    """Its end record may have gone to another instance; after its longest life the room is free again."""
+    (share,) = shares(1)
+    assert share.admit("1", replace(candidate(n=need(100)), cap_s=30.0), 0.0)
+    assert not share.admit("2", candidate(n=need(1)), 29.0)
+    assert share.admit("2", candidate(n=need(1)), 30.0)
+
+
+def test_what_is_owed_is_bounded_and_paid_in_portions() -> None:
+    """An outage of any length keeps a bounded number of reservations to tell; each is told once."""
+    (share,) = shares(1)
+    for number in range(MAX_OWED + 5):
+        share.owe(replace(OWED, rid=str(number)))
+    assert len(share.owed) == MAX_OWED
+    first = share.owed_first(100)
+    assert [reservation.rid for reservation in first] == [str(number) for number in range(100)]
+    share.paid(first)
+    assert len(share.owed) == MAX_OWED - 100
+    assert share.owed_first(1)[0].rid == "100"
