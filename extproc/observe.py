@@ -6,7 +6,7 @@ Called after an answer left, never before. Holds no state but the sinks.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from extproc.accesslog import LogRecord
 from extproc.admission import Pending
@@ -15,7 +15,7 @@ from extproc.ledger.base import Ended
 from extproc.telemetry.decisionlog import DecisionLog, end_record
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.record import decision_record
-from extproc.telemetry.spans import Spans, trace_carrier
+from extproc.telemetry.spans import GrpcMetadata, Spans, trace_carrier
 from extproc.types import Decision
 
 
@@ -41,9 +41,9 @@ class Observer:
         self._metrics.stream_closed()
 
     def decided(
-        self, decision: Decision, pending: Pending, elapsed_ns: int, metadata: Iterable[tuple[str, str | bytes]] | None
+        self, decision: Decision, pending: Pending, elapsed_ns: int, metadata: Callable[[], GrpcMetadata | None]
     ) -> None:
-        """One decision was answered."""
+        """One decision was answered; ``metadata`` reads the stream's gRPC metadata."""
         timings = pending.timings_ms
         count_ms = timings.get("count")
         self._metrics.decision(
@@ -63,7 +63,7 @@ class Observer:
         if self._spans.enabled:
             self._spans.decided(
                 record,
-                carrier=trace_carrier(metadata),
+                carrier=trace_carrier(metadata()),
                 start_ns=now_ns - elapsed_ns,
                 end_ns=now_ns,
                 ledger_ms=timings.get("ledger"),

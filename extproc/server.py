@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from extproc.exchange import Action, Exchange
 from extproc.gateway.names import ATTRIBUTE_NODE, ATTRIBUTE_PEER, ATTRIBUTE_TIME, ATTRIBUTES_KEY, LOG_REQUEST
 from extproc.mutation import CONTINUES, go_on, hold, refuse
 from extproc.policy.refusals import retry_after_seconds
+from extproc.telemetry.spans import GrpcMetadata
 from extproc.types import Decision, RequestHead
 from extproc.wire import pb
 
@@ -42,9 +43,9 @@ class Observer(Protocol):
     """Who is told about decisions (metrics, spans, the decision log)."""
 
     def decided(
-        self, decision: Decision, pending: Pending, elapsed_ns: int, metadata: Iterable[tuple[str, str | bytes]] | None
+        self, decision: Decision, pending: Pending, elapsed_ns: int, metadata: Callable[[], GrpcMetadata | None]
     ) -> None:
-        """A decision was answered; ``metadata`` is the stream's gRPC metadata with Envoy's trace context."""
+        """A decision was answered; ``metadata`` reads the stream's gRPC metadata with Envoy's trace context."""
         ...
 
     def internal_error(self, where: str) -> None:
@@ -256,7 +257,7 @@ class Service:
 
     def _observe(self, decision: Decision, pending: Pending, elapsed_ns: int, context: Any) -> None:
         try:
-            self._observer.decided(decision, pending, elapsed_ns, context.invocation_metadata())
+            self._observer.decided(decision, pending, elapsed_ns, context.invocation_metadata)
         except Exception:
             # Telemetry never costs a request its answer.
             log.exception("telemetry failed", extra={"rid": pending.who.rid})

@@ -107,6 +107,7 @@ class Metrics:
         self._decided: dict[tuple[str, str, str | None, str | None, str | None], _DecisionChildren] = {}
         self._completed: dict[tuple[str, str | None, str | None], _CompletionChildren] = {}
         self._models: dict[tuple[str, str], Counter] = {}
+        self._single: dict[tuple[Metric, str], Histogram] = {}
         self._fleet = _Fleet()
         self._counting = _Counting()
         self._counters = {m: Counter(m.name, m.help, m.labels, registry=self.registry) for m in _own("counter")}
@@ -151,7 +152,7 @@ class Metrics:
             if blocks is not None:
                 children.blocks.observe(blocks)
         if count_s is not None:
-            self._histograms[names.COUNT_SECONDS].labels(decision.count_source or NONE).observe(count_s)
+            self._bound(names.COUNT_SECONDS, decision.count_source or NONE).observe(count_s)
         if decision.ledger != "ok":
             self._counters[names.DEGRADED_DECISIONS].labels(decision.ledger).inc()
         model = self._model(decision.model)
@@ -226,7 +227,7 @@ class Metrics:
 
     def ledger_call(self, call: str, elapsed_s: float, *, ok: bool) -> None:
         """One call to the ledger ended, with an answer or without."""
-        self._histograms[names.LEDGER_SECONDS].labels(call).observe(elapsed_s)
+        self._bound(names.LEDGER_SECONDS, call).observe(elapsed_s)
         self._gauges[names.LEDGER_UP].set(1 if ok else 0)
         if not ok:
             self._counters[names.LEDGER_ERRORS].labels(call).inc()
@@ -271,6 +272,13 @@ class Metrics:
         self._counting.stats = stats
 
     # -- binding, once per combination
+
+    def _bound(self, metric: Metric, value: str) -> Histogram:
+        """The child of a histogram with one label whose values are words of the code."""
+        child = self._single.get((metric, value))
+        if child is None:
+            child = self._single[metric, value] = self._histograms[metric].labels(value)
+        return child
 
     def _bind_decision(self, decision: Decision) -> _DecisionChildren:
         lane, target = self._lane(decision.lane), self._target(decision.target)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from extproc.types import ConsideredCandidate, Decision, Need
@@ -82,7 +83,14 @@ def figures_of(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def utc(at_s: float) -> str:
     """Unix seconds as RFC 3339 in UTC with milliseconds."""
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    second, millis = divmod(int(at_s * 1000), 1000)
+    return f"{_second(second)}.{millis:03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(at_s: int) -> str:
+    """The whole second; many decisions share it, and writing it costs a tenth of their records' time."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _candidate(candidate: ConsideredCandidate) -> Record:

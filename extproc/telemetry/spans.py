@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvgate.spans")
 
+#: The metadata of one gRPC call as grpc.aio shows it.
+GrpcMetadata = Iterable[tuple[str, str | bytes]]
+
 #: W3C Trace Context, the headers that Envoy puts into ext_proc's gRPC metadata.
 TRACE_HEADERS = ("traceparent", "tracestate")
 #: Longest traceparent plus tracestate that is looked at (the standard asks for 512 characters of tracestate).
@@ -72,7 +75,7 @@ _COPIED: tuple[tuple[str, str], ...] = (
 )
 
 
-def trace_carrier(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
+def trace_carrier(metadata: GrpcMetadata | None) -> dict[str, str]:
     """The trace headers in gRPC metadata; a repeated, oversized or binary one is left out, as the standard says."""
     found: dict[str, str] = {}
     repeated = False
