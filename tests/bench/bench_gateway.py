@@ -266,7 +266,7 @@ def table(cells: dict[tuple[str, str, int], Cell]) -> list[dict[str, Any]]:
 def main() -> int:
     """Print the figures; 1 where the decision without counting costs more than ``AIM_RATIO`` no-op servers of CPU."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--seconds", type=float, default=75.0)
     parser.add_argument("--slice", type=float, default=0.4)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
