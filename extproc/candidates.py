@@ -65,6 +65,8 @@ class Place:
     limits: OutputLimits | None
     candidate: Candidate | None
     refused_by: Reason | None
+    #: What the request is too long for, where it is: the context, or the whole pool.
+    limit_tokens: int | None = None
 
 
 class Planner:
@@ -115,7 +117,7 @@ class Planner:
         context = self._context(self._config.targets[name], None)
         limits = output_limits(_output_request(ask, lane, context, None, self._config.targets[name], None))
         if isinstance(limits, Reason):
-            return Place(name, name, None, None, limits)
+            return Place(name, name, None, None, limits, context)
         return Place(name, name, limits, Candidate(name, name, True, REMOTE_NEED), None)
 
     def _local(
@@ -132,20 +134,22 @@ class Planner:
         report = view.report if view is not None else None
         kv = self._kv_model(name, report.block_tokens if report is not None else None)
         static = self._static_capacity(replica, kv) if report is None else None
-        capacity = report.capacity_blocks if report is not None else static
+        # A pool of no blocks is an engine that is still loading: unknown, not full for ever.
+        capacity = (report.capacity_blocks or None) if report is not None else static
         keep_free = self._keep_free(lane, target, kv, capacity)
         usable = None if capacity is None else capacity - math.ceil(capacity * target.watermark) - keep_free
         pool_tokens = None if usable is None else usable * kv.block_tokens
         context = self._context(target, report.max_model_tokens if report is not None else None)
         limits = output_limits(_output_request(ask, lane, context, pool_tokens, target, learned.output_tokens))
         if isinstance(limits, Reason):
-            return Place(name, replica.name, None, None, limits)
+            limit = context if limits is Reason.EXCEEDS_CONTEXT else pool_tokens
+            return Place(name, replica.name, None, None, limits, limit)
         need = project(kv, ask.count.per_prompt, limits.expected_tokens, ask.sequences)
         cap_blocks = need.kv_blocks
         if limits.cap_tokens > limits.expected_tokens:
             cap_blocks = project(kv, ask.count.per_prompt, limits.cap_tokens, ask.sequences).kv_blocks
         if usable is not None and (need.kv_blocks if not target.fatal_overflow else cap_blocks) > usable:
-            return Place(name, replica.name, limits, None, Reason.EXCEEDS_POOL)
+            return Place(name, replica.name, limits, None, Reason.EXCEEDS_POOL, pool_tokens)
         rate, bucket = _prefill(target, report.prefill_tokens_per_s if report is not None else None)
         hit_share = report.prefix_hit_share if report is not None and report.prefix_hit_share is not None else 0.0
         decode = report.decode_tokens_per_s if report is not None else None

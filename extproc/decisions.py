@@ -141,10 +141,11 @@ class Decisions:
         self, who: Identity, what: Understood, places: Sequence[Place], shown: tuple[ConsideredCandidate, ...]
     ) -> Decision:
         """No place could ever take it: over its lane's budget, its context, or the whole pool."""
-        reason = next((place.refused_by for place in places if place.refused_by is not None), Reason.UNKNOWN_STATE)
+        first = next((place for place in places if place.refused_by is not None), None)
+        reason, limit = (first.refused_by, first.limit_tokens) if first is not None else (None, None)
         if what.over_budget:
-            reason = Reason.PROMPT_BUDGET_EXCEEDED
-        return self.refused(who, reason, what=what, shown=shown)
+            reason, limit = Reason.PROMPT_BUDGET_EXCEEDED, what.route.lane.max_input_tokens
+        return self.refused(who, reason or Reason.UNKNOWN_STATE, what=what, shown=shown, limit_tokens=limit)
 
     def refused(
         self,
@@ -155,6 +156,7 @@ class Decisions:
         parsed: Parsed | None = None,
         shown: tuple[ConsideredCandidate, ...] = (),
         earliest_s: float | None = None,
+        limit_tokens: int | None = None,
         ledger: str = "ok",
     ) -> Decision:
         """A refusal with its Retry-After and the sentence that tells the client what to do."""
@@ -165,6 +167,7 @@ class Decisions:
             message=_sentence(reason, what),
             param="model" if reason is Reason.UNKNOWN_MODEL else None,
         )
+        refusal = replace(refusal, limit_tokens=limit_tokens)
         decision = self._rejection(who, refusal, parsed if what is None else what.parsed)
         if what is None:
             return replace(decision, ledger=ledger)

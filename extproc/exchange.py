@@ -85,6 +85,10 @@ class Exchange:
             return b""
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
+    def forget_body(self) -> None:
+        """Let go of the body once it is decided on; the exchange itself lives on to the end of the response."""
+        self._pieces = None
+
     def headers(self, head: RequestHead, *, last: bool) -> Action:
         """The request's head; refuses at once when the declared length is over the limit."""
         action = self._step(Event.HEADERS_LAST if last else Event.HEADERS)
@@ -92,7 +96,7 @@ class Exchange:
             return action
         self.head = head
         declared = head.headers.get("content-length", "")
-        if declared.isdigit() and len(declared) < 20 and int(declared) > self.max_body_bytes:
+        if declared.isascii() and declared.isdigit() and len(declared) < 20 and int(declared) > self.max_body_bytes:
             self.phase = Phase.ANSWERED
             return Action.TOO_LARGE
         return action

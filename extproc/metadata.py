@@ -6,6 +6,7 @@ numbers (a protobuf Struct knows no integers): block counts and epoch seconds st
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -15,6 +16,9 @@ from extproc.ledger.base import Reservation
 from extproc.types import Need
 
 Value = str | float
+
+#: Request ids up to this length stand as they are; a UUID has 36.
+MAX_REQUEST_ID = 64
 
 #: Field name -> attribute of Reservation, for plain text.
 _TEXT = {
@@ -46,7 +50,12 @@ _text_of, _counts_of, _need_of = (attrgetter(*names.values()) for names in (_TEX
 
 
 def exchange_id(request_id: str, began_us: int) -> str:
-    """What joins an access-log entry without our metadata to its reservation: the request id and when it began."""
+    """What joins an access-log entry without our metadata to its reservation: the request id and when it began.
+
+    The request id is the client's, so a long one counts by its digest.
+    """
+    if len(request_id) > MAX_REQUEST_ID:
+        request_id = hashlib.blake2b(request_id.encode("utf-8", "replace"), digest_size=16).hexdigest()
     return f"{request_id}@{began_us}" if began_us else request_id
 
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -81,9 +82,19 @@ class Gate:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def changed(self) -> None:
-        """Wait for the next change."""
-        await self._changed.wait()
+    def changed(self) -> asyncio.Event:
+        """Set at the next change after now."""
+        return self._changed
+
+
+@dataclass(slots=True)
+class _Call:
+    """One ext_proc stream: ``pending`` is set while a reservation may exist whose answer has not left."""
+
+    exchange: Exchange
+    owner: str = ""
+    pending: Pending | None = None
+    written: bool = False
 
 
 class Service:
@@ -137,51 +148,56 @@ class Service:
 
     async def process(self, requests: AsyncIterator[pb.ProcessingRequest], context: Any) -> None:
         """One exchange; stays open to the end of the response, which means nothing to the reservation."""
-        exchange = Exchange(self._max_body_bytes)
-        pending: Pending | None = None
-        written = False
-        owner = ""
+        call = _Call(Exchange(self._max_body_bytes))
         task = asyncio.current_task()
         self._observer.stream_opened()
         try:
             async for message in requests:
-                stage = message.WhichOneof("request")
-                if stage is None:
-                    continue
-                if stage == "request_headers":
-                    owner = _attribute(message, ATTRIBUTE_NODE)
-                action = self._feed(exchange, message, stage)
-                if action is Action.CONTINUE:
-                    await context.write(CONTINUES[stage])
-                    continue
-                if action is Action.PROTOCOL_ERROR or exchange.head is None:
-                    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"unexpected {stage}")
-                    return
-                pending = self._admission.begin(exchange.head, owner)
-                started_ns = time.perf_counter_ns()
-                decision, answer = await self._answer(pending, exchange, action, stage, context)
-                elapsed_ns = time.perf_counter_ns() - started_ns
-                # From here on Envoy may have the answer, whatever becomes of this call (it can end long after, where
-                # this process was stopped in between): only the access log knows.
-                written = True
-                try:
-                    await context.write(answer)
-                finally:
-                    # Also where the exchange was over before this task had its turn again.
-                    self._observe(decision, pending, elapsed_ns, context)
-                if task is not None:
+                await self._step(call, message, context)
+                # The stream lives as long as its response; the request's body must not.
+                del message
+                if call.written and task is not None:
                     self._answered.add(task)
         except asyncio.CancelledError:
             # Shutdown ends answered streams as if they were complete; Envoy's own cancellations go their way.
-            if self._gate.open or not written or task is None:
+            if self._gate.open or not call.written or task is None:
                 raise
             task.uncancel()
         finally:
             self._observer.stream_closed()
             if task is not None:
                 self._answered.discard(task)
-            if pending is not None and not written:
-                self._later(self._admission.abandon(pending))
+            if call.pending is not None:
+                self._later(self._admission.abandon(call.pending))
+
+    async def _step(self, call: _Call, message: pb.ProcessingRequest, context: Any) -> None:
+        """Answer one message of Envoy's."""
+        stage = message.WhichOneof("request")
+        if stage is None:
+            return
+        exchange = call.exchange
+        if stage == "request_headers":
+            call.owner = _attribute(message, ATTRIBUTE_NODE)
+        action = self._feed(exchange, message, stage)
+        if action is Action.CONTINUE:
+            await context.write(CONTINUES[stage])
+            return
+        if action is Action.PROTOCOL_ERROR or exchange.head is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"unexpected {stage}")
+            return
+        call.pending = pending = self._admission.begin(exchange.head, call.owner)
+        started_ns = time.perf_counter_ns()
+        decision, answer = await self._answer(pending, exchange, action, stage, context)
+        elapsed_ns = time.perf_counter_ns() - started_ns
+        # From here on Envoy may have the answer, whatever becomes of this call (it can end long after, where this
+        # process was stopped in between): only the access log knows.
+        call.written, call.pending = True, None
+        exchange.forget_body()
+        try:
+            await context.write(answer)
+        finally:
+            # Also where the exchange was over before this task had its turn again.
+            self._observe(decision, pending, elapsed_ns, context)
 
     async def access_log(self, messages: AsyncIterator[pb.StreamAccessLogsMessage], _context: Any) -> Any:
         """Entries of one Envoy worker and logger; the first message names the Envoy."""
@@ -196,13 +212,21 @@ class Service:
                         self._completion.attach(owner)
                 now_s = time.time()
                 for entry in message.http_logs.log_entry:
-                    record = read(entry, now_s)
-                    if record is not None:
-                        self._completion.record(record, owner)
+                    self._take_entry(entry, now_s, owner)
         finally:
             if heard:
                 self._completion.detach(owner)
         return pb.StreamAccessLogsResponse()
+
+    def _take_entry(self, entry: pb.HTTPAccessLogEntry, now_s: float, owner: str) -> None:
+        try:
+            record = read(entry, now_s)
+            if record is not None:
+                self._completion.record(record, owner)
+        except Exception:
+            # The outer border of one record: the others of this stream still have to be heard.
+            log.exception("an access-log record failed")
+            self._observer.internal_error("access_log")
 
     async def health_check(self, _request: pb.HealthCheckRequest, _context: Any) -> pb.HealthCheckResponse:
         """Whether this process takes new work; independent of Redis, whose absence is a posture, not an illness."""
@@ -211,8 +235,9 @@ class Service:
     async def health_watch(self, _request: pb.HealthCheckRequest, context: Any) -> None:
         """The same, as a stream of changes."""
         while True:
+            changed = self._gate.changed()
             await context.write(self._health())
-            await self._gate.changed()
+            await changed.wait()
 
     async def settle(self) -> None:
         """End the streams that are answered, then wait for releases that are still on their way."""
@@ -285,6 +310,9 @@ def render(decision: Decision, stage: str, head: RequestHead) -> pb.ProcessingRe
         param=refusal.param,
         retry_after_ms=retry_ms,
         retry_after_s=retry_after_seconds(retry_ms) if retry_ms is not None else None,
+        request_id=head.request_id,
+        input_tokens=decision.input_tokens,
+        limit_tokens=refusal.limit_tokens,
     )
     return refuse(decision, status=refusal.status, headers=headers, body=body)
 

@@ -125,7 +125,8 @@ class ConsideredCandidate:
 class Refusal:
     """The answer to a request that gets no place.
 
-    ``retry_after_ms`` is None where a retry is pointless; ``code`` and ``param`` refine ``bad_request``.
+    ``retry_after_ms`` is None where a retry is pointless; ``code`` and ``param`` refine ``bad_request``;
+    ``limit_tokens`` is what the request was too long for, where it was.
     """
 
     reason: Reason
@@ -134,6 +135,7 @@ class Refusal:
     retry_after_ms: int | None = None
     code: str | None = None
     param: str | None = None
+    limit_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

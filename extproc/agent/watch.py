@@ -137,7 +137,8 @@ class ReplicaWatch:
             state=state,
             scrape_start_at_s=start + offset_s,
             scrape_end_at_s=end + offset_s,
-            capacity_blocks=reading.capacity_blocks,
+            # A pool of no blocks is an engine that is still loading: unknown, never full for ever.
+            capacity_blocks=reading.capacity_blocks or None,
             block_tokens=reading.block_tokens,
             used_blocks=reading.used_blocks,
             shows_used=reading.shows_used,
