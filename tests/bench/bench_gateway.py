@@ -36,6 +36,7 @@ from tests.support import envoy
 from tests.support.valkey import ValkeyServer
 
 ALONE, NOOP, BOUND, COUNTED = "envoy alone", "no-op", "kvgate, bound", "kvgate, counted"
+ARMS = (ALONE, NOOP, BOUND, COUNTED)
 #: Name -> bytes of the request body.
 BODIES = {"1 KB": 1_000, "20 KB": 20_000}
 CONCURRENT = (1, 8)
@@ -249,7 +250,7 @@ async def measure(seconds: float, slice_s: float) -> dict[tuple[str, str, int], 
 def table(cells: dict[tuple[str, str, int], Cell]) -> list[dict[str, Any]]:
     """One row per arm, body and concurrency; what it adds to Envoy alone, and as a ratio over the no-op server."""
     rows = []
-    for (name, body, concurrent), cell in sorted(cells.items(), key=lambda item: (item[0][1:], len(item[0][0]))):
+    for (name, body, concurrent), cell in sorted(cells.items(), key=lambda item: (item[0][1:], ARMS.index(item[0][0]))):
         mine = cell.figures()
         base = cells[(ALONE, body, concurrent)].figures()
         floor = cells[(NOOP, body, concurrent)].figures()
