@@ -11,6 +11,7 @@ import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from extproc.candidates import Ask, Forecast, Place, Planner
 from extproc.config.models import Config
@@ -32,10 +33,10 @@ from extproc.fleet import Fleet
 from extproc.holding import Holding, NoPlace
 from extproc.learning import Learning
 from extproc.ledger.base import End, Ended, Ledger, ReplicaState, ReserveRequest, ReserveResult, Upsert, Verdict
+from extproc.ledger.line import Turn
 from extproc.ledger.posture import LocalShare
 from extproc.metadata import exchange_id, reservation_from
 from extproc.policy.lanes import LaneTable, Route
-from extproc.promises import Promises
 from extproc.types import Decision, Reason, RequestHead
 
 #: Asks Envoy to wait this many milliseconds for the answer.
@@ -44,6 +45,11 @@ Extend = Callable[[int], Awaitable[None]]
 PAY_AT_ONCE = 100
 #: Bytes at each end of a body that its digest takes in.
 DIGEST_BYTES = 8192
+#: After a refusal for want of room the line of those who will come back is asked for this long.
+CROWDED_S = 60.0
+NO_TURN = Turn()
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True)
@@ -92,10 +98,10 @@ class Admission:
         self._holding = holding
         self._clock_s = clock_s
         self._limits = BodyLimits(max_bytes=config.serve.max_body_bytes)
-        self._promises = Promises()
+        self._crowded_until_s = -1.0
         # A chain of many replicas is asked about in rounds; together they may take twice the deadline of one.
         self._patience_s = config.ledger.deadline_ms / 1000.0
-        self._digest_key = secrets.token_bytes(16)
+        self._digest_key = hashlib.blake2b(config.ledger.pool.encode(), digest_size=16).digest()
         self._paying: asyncio.Task[None] | None = None
 
     def begin(self, head: RequestHead, owner: str) -> Pending:
@@ -171,23 +177,25 @@ class Admission:
 
     async def _place_in_turn(self, pending: Pending, what: Understood, body: bytes) -> Decision:
         """The same behind those who were refused earlier and told to come back; a refusal joins their line."""
-        now_s = self._clock_s()
-        mine = self._promises.came(self._digest(body), now_s) if self._promises else None
-        decision = await self._place(pending, what, self._promises.ahead(now_s, mine))
+        turn = NO_TURN
+        if self._clock_s() < self._crowded_until_s:
+            turn = await _unless_down(self._ledger.turn(self._digest(body))) or NO_TURN
+        decision = await self._place(pending, what, turn.promised)
         wait_ms = decision.refusal.retry_after_ms if decision.refusal is not None else None
         if decision.reason == Reason.INSUFFICIENT_HEADROOM and wait_ms is not None and pending.soonest is not None:
+            self._crowded_until_s = self._clock_s() + CROWDED_S
             replica, blocks = pending.soonest
-            since_s = mine.since_s if mine is not None else None
-            self._promises.give(self._digest(body), replica, blocks, self._clock_s(), wait_ms / 1000.0, since_s)
+            token = self._digest(body)
+            await _unless_down(self._ledger.promise(token, replica, blocks, wait_ms / 1000.0, turn.since_at_s))
         return decision
 
-    def _digest(self, body: bytes) -> bytes:
-        """What a retry is known by; the key is this process's own, so it says nothing about the text.
+    def _digest(self, body: bytes) -> str:
+        """What a retry is known by in every process of the pool; it is kept for seconds and says nothing of the text.
 
         Length, head and tail tell requests apart as well as the whole would, and a large body costs no more.
         """
         known = b"%d:%b:%b" % (len(body), body[:DIGEST_BYTES], body[-DIGEST_BYTES:])
-        return hashlib.blake2b(known, digest_size=16, key=self._digest_key).digest()
+        return hashlib.blake2b(known, digest_size=16, key=self._digest_key).hexdigest()
 
     async def _place(
         self, pending: Pending, what: Understood, promised: Callable[[str], int] | None = None
@@ -432,6 +440,14 @@ class Admission:
         """To the best replica of the first target, without a reservation."""
         replicas = sorted((replica.name for replica in self._config.targets[chain[0]].replicas), key=self._fleet.rank)
         return self._decisions.passed(pending.who, parsed, chain[0], replicas[0] if replicas else chain[0])
+
+
+async def _unless_down(call: Awaitable[Answer]) -> Answer | None:
+    """What the ledger says; nothing where it does not answer, since the line is a courtesy and no limit."""
+    try:
+        return await call
+    except LedgerDown:
+        return None
 
 
 def _nothing(_replica: str) -> int:

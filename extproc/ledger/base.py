@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from extproc.ledger.line import Turn
 from extproc.types import Need
 
 #: Version of the stored layout; two releases that share a ledger must agree on it.
@@ -425,6 +426,14 @@ class Ledger(Protocol):
 
     async def heartbeat(self, instance: str, ttl_s: float) -> int:
         """This sidecar lives for ``ttl_s`` more (0: it leaves); returns how many live, for posture ``share``."""
+        ...
+
+    async def turn(self, token: str) -> Turn:
+        """The request ``token`` comes (for the first time or again): its place in line, which it gives up by coming."""
+        ...
+
+    async def promise(self, token: str, replica: str, blocks: int, wait_s: float, since_at_s: float | None) -> None:
+        """It was refused and told to come back to ``replica`` in ``wait_s``; ``since_at_s`` is its former turn's."""
         ...
 
     async def close(self) -> None:

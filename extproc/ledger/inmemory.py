@@ -18,7 +18,9 @@ from extproc.ledger.base import (
     ReserveResult,
     Upsert,
 )
+from extproc.ledger.line import Line, Turn
 from extproc.ledger.reference import ReferenceLedger
+from extproc.ledger.rules import to_us
 
 
 class InMemoryLedger(Ledger):
@@ -27,6 +29,7 @@ class InMemoryLedger(Ledger):
     def __init__(self, clock: Callable[[], float], *, fresh: bool = True, periodic_s: float = 1.0) -> None:
         self.reference = ReferenceLedger(fresh=fresh, periodic_s=periodic_s)
         self._clock = clock
+        self._line = Line()
 
     async def time_s(self) -> float:
         """The ledger's clock."""
@@ -77,6 +80,15 @@ class InMemoryLedger(Ledger):
     async def heartbeat(self, instance: str, ttl_s: float) -> int:
         """See ``Ledger.heartbeat``."""
         return self.reference.heartbeat(instance, ttl_s, self._clock())
+
+    async def turn(self, token: str) -> Turn:
+        """See ``Ledger.turn``."""
+        return self._line.turn(token, to_us(self._clock()))
+
+    async def promise(self, token: str, replica: str, blocks: int, wait_s: float, since_at_s: float | None) -> None:
+        """See ``Ledger.promise``."""
+        since_us = -1 if since_at_s is None else to_us(since_at_s)
+        self._line.promise(token, replica, blocks, to_us(wait_s), since_us, to_us(self._clock()))
 
     async def close(self) -> None:
         """Nothing to give back."""

@@ -35,6 +35,7 @@ from extproc.ledger.base import (
     ReserveResult,
     Upsert,
 )
+from extproc.ledger.line import Turn
 from extproc.ledger.link import Link, NotRun, OutcomeUnknown, log, pack
 from extproc.ledger.rules import to_us
 
@@ -211,6 +212,16 @@ class RedisLedger(Ledger):
         """See ``Ledger.heartbeat``."""
         payload = wire.encode([wire.text(instance), to_us(ttl_s)])
         return int(await self._run("heartbeat", payload, self._background_s))
+
+    async def turn(self, token: str) -> Turn:
+        """See ``Ledger.turn``."""
+        return wire.turn(await self._run("line", wire.encode([wire.text(token), "", 0, 0, -1]), self._deadline_s))
+
+    async def promise(self, token: str, replica: str, blocks: int, wait_s: float, since_at_s: float | None) -> None:
+        """See ``Ledger.promise``."""
+        since_us = -1 if since_at_s is None else to_us(since_at_s)
+        payload = wire.encode([wire.text(token), wire.text(replica), blocks, to_us(wait_s), since_us])
+        await self._run("line", payload, self._deadline_s)
 
     async def close(self) -> None:
         """Send what was kept if the server is there, then give the connection back; releases no reservation."""

@@ -24,6 +24,7 @@ FLAGS = {
     "reap": "allow-oom",
     "publish": "allow-oom",
     "heartbeat": "allow-oom",
+    "line": "",
     "drain": "allow-oom",
     "snapshot": "no-writes",
     "reservations": "no-writes",

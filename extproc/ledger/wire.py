@@ -27,6 +27,7 @@ from extproc.ledger.base import (
     Upsert,
     Verdict,
 )
+from extproc.ledger.line import Turn
 from extproc.ledger.rules import SEPARATOR, Epoch, Scrape, Sums, expected_s, to_us, whole
 from extproc.ledger.views import view
 from extproc.types import Need
@@ -60,6 +61,15 @@ def reserve(r: ReserveRequest) -> bytes:
         whole(r.max_output_tokens), whole(r.lane_concurrency), to_us(r.lease_s), to_us(r.fresh_s), to_us(r.unknown_s),
         int(r.force), [candidate(c, r) for c in r.candidates],
     ])  # fmt: skip
+
+
+def turn(raw: bytes) -> Turn:
+    """What ``line.lua`` says to a request that comes."""
+    since_us, replica, before, flat = decode(raw)
+    names, blocks = flat[::2], flat[1::2]
+    return Turn(
+        None if since_us < 0 else since_us / 1e6, replica or None, before, dict(zip(names, blocks, strict=True))
+    )
 
 
 def reserve_result(raw: bytes) -> ReserveResult:

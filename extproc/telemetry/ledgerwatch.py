@@ -25,6 +25,7 @@ from extproc.ledger.base import (
     ReserveResult,
     Upsert,
 )
+from extproc.ledger.line import Turn
 from extproc.ledger.redis import RedisLedger
 from extproc.telemetry.metrics import Metrics
 
@@ -108,6 +109,14 @@ class WatchedLedger:
     async def heartbeat(self, instance: str, ttl_s: float) -> int:
         """See ``Ledger.heartbeat``."""
         return await self._watched("heartbeat", self._ledger.heartbeat(instance, ttl_s))
+
+    async def turn(self, token: str) -> Turn:
+        """See ``Ledger.turn``."""
+        return await self._watched("turn", self._ledger.turn(token))
+
+    async def promise(self, token: str, replica: str, blocks: int, wait_s: float, since_at_s: float | None) -> None:
+        """See ``Ledger.promise``."""
+        await self._watched("promise", self._ledger.promise(token, replica, blocks, wait_s, since_at_s))
 
     async def close(self) -> None:
         """See ``Ledger.close``."""

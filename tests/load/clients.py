@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -70,18 +71,21 @@ async def _process(port: int, order: Order, start_s: float) -> list[Attempt]:
         "retries": order.retries, "jobs": [job.plain() for job in order.jobs],
         "loops": [[job.plain() for job in loop] for loop in order.loops],
     }  # fmt: skip
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.load.clients", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        out, _ = await process.communicate(json.dumps(spec).encode())
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
-    if process.returncode:
-        raise RuntimeError(f"a client process ended with {process.returncode}")
-    return [Attempt(**json.loads(line)) for line in out.splitlines()]
+    # A file, not a pipe: a client that has much to tell must not wait for its reader.
+    with tempfile.TemporaryFile() as found:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.load.clients", stdin=asyncio.subprocess.PIPE, stdout=found
+        )
+        try:
+            await process.communicate(json.dumps(spec).encode())
+        except asyncio.CancelledError:
+            process.kill()
+            await process.wait()
+            raise
+        if process.returncode:
+            raise RuntimeError(f"a client process ended with {process.returncode}")
+        found.seek(0)
+        return [Attempt(**json.loads(line)) for line in found]
 
 
 class _Client:

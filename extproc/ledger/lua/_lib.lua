@@ -2,7 +2,7 @@
 -- end, _keep.lua between them).
 --
 -- KEYS (the same list for every script, built in keys.py; all carry the hash tag {pool}):
---    1 meta   hash   epoch, loss_us, schema
+--    1 meta   hash   epoch, loss_us, schema, kept (the share of promises that are taken up)
 --    2 res    hash   rid -> record R (live) or tombstone T, msgpack arrays
 --    3 idx    zset   lex: replica | expected end | blocks | sequences | lane | rid; one entry per live reservation
 --    4 due    zset   rid by the time (us) at which something happens to it by itself:
@@ -17,6 +17,7 @@
 --   12 ended  zset   lex: replica | ended | rid; one entry per tombstone
 --   13 orph   zset   lex: owner | rid; one entry per orphaned reservation
 --   14 alive  zset   instance by the time (us) its heartbeat lapses
+--   15 line   zset   token | replica | blocks | first refused | due, by due: those who were told when to come back
 -- ARGV[1] '' or, in tests only, the clock in us; ARGV[2] the operation's msgpack payload.
 -- Units: every time is microseconds on the server's clock, an integer below 2^53, so a Lua number holds it exactly;
 -- it is never concatenated (that would keep 14 digits) but formatted by stamp(). -1 stands for "not known".
@@ -25,6 +26,7 @@
 
 local META, RES, IDX, DUE, JOIN, SUM, LANE, REP = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local DEV, DEVX, DEVP, ENDED, ORPH, ALIVE = KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+local LINE = KEYS[15]
 
 local SCHEMA = 1
 local SEP, AFTER = '\31', '\32'
