@@ -7,6 +7,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --retries 10
+# The scenario of `make load`.
+NAME ?= race
 # More pytest arguments, as in `make test ARGS='-k ledger -x'`.
 ARGS ?=
 
@@ -46,6 +48,12 @@ fuzz: $(VENV)/.dev ## Only the Hypothesis machines, with more examples
 
 bench: $(VENV)/.dev ## Added latency and CPU per request, ledger operations per second; writes docs/benchmarks.md
 	$(BIN)/python -m tests.bench $(ARGS)
+
+soak: $(VENV)/.dev ## Six minutes of a recorded trace at three times its speed: ledger at zero, memory flat
+	$(BIN)/python -m tests.load soak $(ARGS)
+
+load: $(VENV)/.dev ## One load scenario and its figures, as in `make load NAME=race ARGS=--publish` (docs/evidence.md)
+	$(BIN)/python -m tests.load $(NAME) $(ARGS)
 
 check: $(VENV)/.dev ## Format, lint, types, import contracts, spelling
 	@status=0; for tool in "ruff format --check --output-format=concise" "ruff check --output-format=concise" \
@@ -98,4 +106,4 @@ $(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	$(link_package)
 	@touch $@ $(VENV)/.demo
 
-.PHONY: help demo test test-unit test-e2e test-install test-engines chaos fuzz bench check format ground-truth proto envoy lock clean
+.PHONY: help demo test test-unit test-e2e test-install test-engines chaos fuzz bench soak load check format ground-truth proto envoy lock clean

@@ -92,7 +92,9 @@ def run(size: Size, command: str) -> Report:
     for name, part in (("without aborts", calm), ("with aborts", left)):
         report.figure(f"{name}: admitted", f"{part.requests:.2f} requests/s, {part.blocks:.1f} blocks/s")
         report.figure(f"{name}: blocks held by running requests, mean share", f"{100 * part.held:.1f} %")
-        report.figure(f"{name}: ledger empty after the last client", f"{part.empty_after_s:.1f} s", "0 left", holds=True)
+        report.figure(
+            f"{name}: ledger empty after the last client", f"{part.empty_after_s:.1f} s", "0 left", holds=True
+        )
     ratio = left.blocks / calm.blocks
     report.figure("admitted load with aborts", f"{100 * ratio:.1f} % of that without", ">= 95 %", holds=ratio >= AIM)
     return report

@@ -91,5 +91,7 @@ def run(size: Size, command: str) -> Report:
     report.figure("half past kvgate: preempted among those admitted by kvgate", share(half.via[1], half.via[0]))
     report.figure("half past kvgate: preempted among the others", share(half.past[1], half.past[0]))
     less = half.peak_over < every.peak_over and half.preempted * every.served <= every.preempted * half.served
-    report.figure("half past kvgate against all past it", f"{half.peak_over} to {every.peak_over} blocks", "less", holds=less)
+    report.figure(
+        "half past kvgate against all past it", f"{half.peak_over} to {every.peak_over} blocks", "less", holds=less
+    )
     return report

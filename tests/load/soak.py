@@ -41,6 +41,8 @@ class Size:
 SHAPE = Shape(4, 2048, step_s=0.03, prefill_tokens_per_s=20_000, chunk_s=0.5, max_model_tokens=16_384)
 FULL = Size(SHAPE, 360.0, 10.0, SETTLED_S)
 SMALL = Size(SHAPE, 20.0, 2.0, 10.0)
+#: Too short to say anything of memory, long enough for a ledger that leaks.
+TEST = Size(SHAPE, 8.0, 8.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,12 @@ def _memory(report: Report, samples: list[Sample], settled_s: float) -> None:
     column: Callable[[Sample, str], float] = lambda sample, name: sample.mib[name]  # noqa: E731
     for name in samples[0].mib:
         points = [(sample.at_s / 60, column(sample, name)) for sample in settled]
-        per_minute, base = slope(points), points[0][1]
         shown = [f"{column(sample, name):.1f}" for sample in samples[:: max(1, len(samples) // 9)]]
         report.figure(f"{name}: resident MiB over time", " ".join(shown))
+        if not points:
+            continue
+        per_minute, base = slope(points), points[0][1]
         flat = per_minute <= FLAT_PER_MINUTE * base
-        report.figure(f"{name}: growth after {settled_s:g} s", f"{per_minute:+.3f} MiB/min", "<= 1 % per minute", holds=flat)
+        report.figure(
+            f"{name}: growth after {settled_s:g} s", f"{per_minute:+.3f} MiB/min", "<= 1 % per minute", holds=flat
+        )

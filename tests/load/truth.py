@@ -76,9 +76,7 @@ def load_of(mine: Sequence[Served], capacity: int) -> Load:
 
 def held_share(engine_log: Sequence[Served], capacity: int, since_s: float, until_s: float) -> float:
     """Mean share of ``capacity`` (all engines) that requests held between two moments, by what they hold at their end."""
-    inside = (
-        max(0.0, min(one.end_s, until_s) - max(one.start_s, since_s)) * one.final_blocks for one in engine_log
-    )
+    inside = (max(0.0, min(one.end_s, until_s) - max(one.start_s, since_s)) * one.final_blocks for one in engine_log)
     return sum(inside) / (capacity * (until_s - since_s))
 
 
@@ -126,7 +124,11 @@ def pack(
 
 
 def refused_while_idle(
-    attempts: Sequence[Attempt], engine_log: Sequence[Served], names: Sequence[str], fits: Callable[[Attempt], bool], lag_s: float
+    attempts: Sequence[Attempt],
+    engine_log: Sequence[Served],
+    names: Sequence[str],
+    fits: Callable[[Attempt], bool],
+    lag_s: float,
 ) -> list[Attempt]:
     """Refusals given while some engine had nothing inside: not from ``lag_s`` before it was sent until its answer.
 

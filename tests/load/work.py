@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from extproc.memory import KvModel, project
 
 BLOCK_TOKENS = 16
+#: Any id that is an ordinary token for every engine here.
+TOKEN = 100
 TRACE = Path(__file__).parents[1] / "data" / "azure_conv_18min.csv"
 _KV = KvModel.tokens_only(BLOCK_TOKENS, "load", "vllm", 1)
 
@@ -42,7 +44,7 @@ class Job:
     def body(self) -> bytes:
         """An OpenAI completions request."""
         body: dict[str, Any] = {
-            "model": "m", "prompt": [1] * self.input, "max_tokens": self.cap, "stream": self.stream,
+            "model": "m", "prompt": [TOKEN] * self.input, "max_tokens": self.cap, "stream": self.stream,
             "ignore_eos": self.exact,
         }  # fmt: skip
         if self.stream:
@@ -111,7 +113,9 @@ def steady(arrivals: float, seconds: float, seed: int) -> list[Job]:
     while (at_s := at_s + draw.expovariate(arrivals)) < seconds:
         answer = draw.randint(60, 150)
         out.append(
-            Job(f"steady-{len(out)}", at_s, draw.randint(60, 400), answer, answer, stream=True, direct=len(out) % 2 == 1)
+            Job(
+                f"steady-{len(out)}", at_s, draw.randint(60, 400), answer, answer, stream=True, direct=len(out) % 2 == 1
+            )
         )
     return out
 
