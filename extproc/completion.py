@@ -13,6 +13,7 @@ from typing import Protocol
 
 from extproc.accesslog import EntryKind, LogRecord
 from extproc.config.models import Config
+from extproc.decisions import Identity
 from extproc.errors import LedgerDown
 from extproc.learning import Learning
 from extproc.ledger.base import CLEAN_ENDS, COOLING_S, SILENCE_S, End, Ended, Ledger, ReplicaView, Reservation, Upsert
@@ -27,6 +28,8 @@ REAP_S = 1.0
 PAUSE_S = 2.0
 #: Records kept while the ledger is away; renewals beyond it are dropped (periodic records come again).
 MAX_RENEWALS = 20_000
+#: Exchanges remembered in case that our answer and their end cross on the way; that takes milliseconds.
+MAX_CROSSING = 4096
 
 
 class Observer(Protocol):
@@ -69,6 +72,8 @@ class Completion:
         self._target_of |= {name: name for name, target in config.targets.items() if target.remote}
         self._ends: list[End] = []
         self._renewals: dict[str, Upsert] = {}
+        #: (Envoy, exchange) -> the rid it was answered under, or "" where it was over before it was answered.
+        self._crossing: dict[tuple[str, str], str] = {}
         self._wake = asyncio.Event()
         self._listening_since_s = clock_s()
         self._last_tick_s = clock_s()
@@ -104,6 +109,22 @@ class Completion:
                 self._end(record, owner, replica=record.cluster)
         else:
             self._finish(record, owner)
+
+    def answered(self, who: Identity) -> None:
+        """Our answer for this exchange is about to be written; Envoy may have given the exchange up already."""
+        if who.exchange_id == who.request_id:
+            return  # this Envoy does not say which exchange it is
+        key = (who.owner, who.exchange_id)
+        if self._crossing.pop(key, None) is None:
+            self._remember(key, who.rid)
+        else:
+            self._ends.append(End(who.rid, who.owner, who.exchange_id, Ended.UNSENT))
+            self._wake.set()
+
+    def _remember(self, key: tuple[str, str], rid: str) -> None:
+        self._crossing[key] = rid
+        if len(self._crossing) > MAX_CROSSING:
+            del self._crossing[next(iter(self._crossing))]
 
     async def flush(self) -> None:
         """Send what is queued; what the ledger does not take stays queued (ends) or is dropped (renewals)."""
@@ -207,7 +228,12 @@ class Completion:
         back itself, unless its answer crossed the end on the way: that one is joined by the exchange it was made for.
         """
         exchange = exchange_id(record.request_id, record.began_us)
-        self._ends.append(End(None, owner, exchange, Ended.UNSENT, record.ended_age_s, began_age_s=record.began_age_s))
+        rid = self._crossing.pop((owner, exchange), None)
+        if rid is None:
+            self._remember((owner, exchange), "")
+        self._ends.append(
+            End(rid or None, owner, exchange, Ended.UNSENT, record.ended_age_s, began_age_s=record.began_age_s)
+        )
         if record.how is Ended.CLIENT_ABORT and record.status is None:
             # An Envoy that was not told to send `request.time` knows its exchanges by request id alone.
             self._end(record, owner, replica=None)

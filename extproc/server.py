@@ -192,6 +192,8 @@ class Service:
         # From here on Envoy may have the answer, whatever becomes of this call (it can end long after, where this
         # process was stopped in between): only the access log knows.
         call.written, call.pending = True, None
+        if pending.touched_ledger:
+            self._completion.answered(pending.who)
         exchange.forget_body()
         try:
             await context.write(answer)

@@ -47,7 +47,7 @@ async def arrivals(stack: Stack, leaves: bool) -> list[Reply]:
     sent = []
     for number in range(60):
         stays_s = rng.uniform(0.1, 2.4) if leaves and number % 2 else 30.0
-        body = chat("coder", 120, stream=True)
+        body = chat("coder", 120, f"request {number} of {leaves}", stream=True)
         sent.append(asyncio.create_task(stack.send(body, timeout_s=stays_s)))
         await asyncio.sleep(7 / 60)
     return list(await asyncio.gather(*sent))
