@@ -40,8 +40,8 @@ test-install: $(VENV)/.dev ## Fresh installs with pip and uv in clean virtual en
 test-engines: $(VENV)/.dev ## Against real engines that are no dependency of the suite
 	$(BIN)/python -m pytest -m engines $(ARGS)
 
-chaos: $(VENV)/.dev ## Only the tests that kill, stop and starve processes
-	$(BIN)/python -m pytest -m chaos $(ARGS)
+chaos: $(VENV)/.dev ## Three minutes of killed, stopped and cut-off parts under load (ARGS="--seconds 600 --seed 7")
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 fuzz: $(VENV)/.dev ## Only the Hypothesis machines, with more examples
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m fuzz --timeout=1800 $(ARGS)

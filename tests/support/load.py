@@ -16,7 +16,9 @@ from extproc.local.client import Reply
 from tests.support.stack import Stack
 
 #: Reasons that a client may meet while something of ours is broken.
-TRANSIENT = frozenset({"ledger_down", "unknown_state", "not_ready", "upstream_unavailable", "upstream_timeout", "internal"})
+TRANSIENT = frozenset(
+    {"ledger_down", "unknown_state", "not_ready", "upstream_unavailable", "upstream_timeout", "internal"}
+)
 
 
 def chat(model: str, output: int, text: str = "hello", **extra: Any) -> dict[str, Any]:
@@ -40,7 +42,9 @@ def malformed(reply: Reply) -> str | None:
         return f"no error object: {reply}"
     if not reply.headers.get("content-type", "").startswith("application/json"):
         return f"not announced as JSON: {reply}"
-    if reply.headers.get("x-kvgate-decision") not in ("reject", "unavailable") or not reply.headers.get("x-kvgate-reason"):
+    if reply.headers.get("x-kvgate-decision") not in ("reject", "unavailable") or not reply.headers.get(
+        "x-kvgate-reason"
+    ):
         return f"no decision or reason: {reply}"
     if not reply.headers.get("x-request-id"):
         return f"no request id: {reply}"

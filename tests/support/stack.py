@@ -247,17 +247,19 @@ def running(
     environment: Mapping[str, str] | None = None,
     on_engines: Callable[[Mapping[str, int]], None] = lambda _: None,
     ledger_url: Callable[[ValkeyServer], str] = lambda valkey: valkey.url,
+    durable: bool = False,
     **rest: Any,
 ) -> Iterator[Stack]:
     """A stack of ``engines`` (name -> the emulator's arguments) behind ``targets`` and the configuration ``rest``.
 
     ``on_engines`` hears every engine's port as soon as they listen; ``ledger_url`` is the way from kvgate to Valkey.
+    ``durable``: Valkey's data survives its own death.
     """
     folder = Path(tempfile.mkdtemp(prefix="kvg-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        valkey = ValkeyServer().start()
-        stack.callback(valkey.stop)
+        valkey = ValkeyServer(appendonly=durable).start()
+        stack.callback(valkey.close)
         made = {name: Engine(name, arguments, folder) for name, arguments in engines.items()}
         for engine in made.values():
             engine.start()

@@ -117,6 +117,11 @@ class ValkeyServer:
         """SIGKILL and wait."""
         self._end(signal.SIGKILL)
 
+    def lose_data(self) -> None:
+        """Remove what a stopped server would load at its next start."""
+        for path in Path(self._folder).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     def pause(self) -> None:
         """SIGSTOP: the socket accepts, nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
