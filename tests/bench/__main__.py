@@ -150,7 +150,7 @@ def machine() -> str:
     return (
         f"Commit `{commit or 'unknown'}`, {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}. "
         f"{os.cpu_count()} cores of {model or platform.machine()}, {memory} GiB, Linux {platform.release()}; "
-        f"Python {platform.python_version()}, {packages}; load average before the run {os.getloadavg()[0]:.1f}.\n"
+        f"Python {platform.python_version()}, {packages}; load average before the run {os.getloadavg()[0]:.1f}"
     )
 
 
@@ -175,6 +175,7 @@ def main() -> int:
             kept &= good
     if not args.parts:
         intro = "Made by `make bench`; run it on your own machine before you size anything.\n"
+        where += f", after it {os.getloadavg()[0]:.1f}.\n"
         args.out.write_text("\n".join(["# Benchmarks\n", intro, where, CAVEATS, *sections]))
         print(f"written: {args.out}")
     return 0 if kept else 1
