@@ -1,15 +1,17 @@
 """What single values cannot show: references between sections, sums of deadlines, postures that defeat themselves.
 
-Pure: a configuration in, lines out. ``check`` lists errors, ``warnings`` what works but surprises.
+A configuration in, lines out; pure but for the certificate files that a ``rediss://`` address names. ``check`` lists
+errors, ``warnings`` what works but surprises.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from extproc.config import forms
 from extproc.config.models import FATAL_OVERFLOW, PREALLOCATING, Config, Lane
+from extproc.ledger.address import parse
 
 #: Part of Envoy's message timeout left for parsing, encoding and the socket after counting and the ledger call.
 MARGIN_MS = 100
@@ -23,11 +25,12 @@ def check(config: Config) -> list[str]:
     """Every error, as ``path: what is wrong; mend``."""
     return [
         *_sections(config),
+        *(f"ledger.url: {line}" for line in _ledger(config.ledger.url)),
+        *worker_problems(config, config.serve.listen, config.serve.admin, config.serve.workers),
         *_targets(config),
         *_lanes(config),
         *_aliases(config),
         *_deadlines(config),
-        *_header(config),
     ]
 
 
@@ -48,7 +51,55 @@ def warnings(config: Config) -> list[str]:
         for name, model in config.models.items()
         if model.tokenizer is None
     ]
+    if config.ledger.url == "embedded":
+        lines.append("ledger.url: `embedded` works with `kvgate up` only; `kvgate serve` needs a redis:// address")
+    if config.serve.listen.endswith(":0"):
+        lines.append("serve.listen: with port 0 Envoy cannot know where the service listens; name a port")
+    if config.unknown_paths == "pass" and config.local_replicas():
+        lines.append(
+            "unknownPaths: `pass` lets clients reach the engines' other paths (metrics, administration, loading of models) "
+            "and use memory there that nobody reserved; choose `reject`, or close those paths before Envoy"
+        )
     return lines
+
+
+def worker_problems(config: Config, listen: str, admin: str, workers: int) -> list[str]:
+    """Why ``workers`` processes cannot serve on these addresses with this ledger: every line is ``path: what; mend``."""
+    lines = []
+    if workers > 1 and config.ledger.url == "memory":
+        lines.append("ledger.url: `memory` is one process's own, so each of several workers would admit as if it were alone; name a redis:// address or use one worker")  # fmt: skip
+    for path, text in (("serve.listen", listen), ("serve.admin", admin)):
+        *_, last = worker_addresses(text, workers)
+        if workers > 1 and forms.problem(forms.Address, last) is not None:
+            lines.append(f"{path}: the last of {workers} workers would get {last}, which is no address; choose a lower port or a shorter path")  # fmt: skip
+    ours, theirs = _ports(listen, workers), _ports(admin, workers)
+    if ours and theirs and ours[0] == theirs[0] and set(ours[1]) & set(theirs[1]):
+        lines.append(
+            f"serve.admin: its ports {_span(theirs[1])} meet those of serve.listen, {_span(ours[1])}; move one of them"
+        )
+    return lines
+
+
+def worker_addresses(address: str, workers: int) -> tuple[str, ...]:
+    """One address per worker: PATH.0, PATH.1 ... or successive ports; port 0 stays 0, and a single worker's is as given."""
+    if workers == 1:
+        return (address,)
+    if address.startswith("unix:"):
+        return tuple(f"{address}.{worker}" for worker in range(workers))
+    host, _, port = address.rpartition(":")
+    return tuple(f"{host}:{int(port) + worker if int(port) else 0}" for worker in range(workers))
+
+
+def _ports(address: str, workers: int) -> tuple[str, range] | None:
+    """Host and ports of the workers; None for unix sockets and free ports."""
+    host, _, port = address.rpartition(":")
+    if address.startswith("unix:") or int(port) == 0:
+        return None
+    return host, range(int(port), int(port) + workers)
+
+
+def _span(ports: Sequence[int]) -> str:
+    return str(ports[0]) if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
 
 
 def lane_targets(config: Config, lane: str) -> tuple[str, ...]:
@@ -69,6 +120,26 @@ def _sections(config: Config) -> Iterator[str]:
         yield f"defaultLane: lane {config.default_lane!r} is not defined; define it under `lanes`"
     if config.freshness.fresh_s > config.freshness.unknown_s:
         yield "freshness.freshS: is above unknownS; lower it"
+
+
+def _ledger(url: str) -> Iterator[str]:
+    if url in ("memory", "embedded"):
+        return
+    try:
+        address = parse(url)
+    except OSError as error:
+        yield f"a certificate file cannot be used ({error.strerror or error}); name readable PEM files"
+        return
+    except ValueError as error:
+        yield f"{error}; write it like redis://127.0.0.1:6379/0"
+        return
+    wrong = [f"{host}:{port}" for host, port in address.hosts if not host or not 0 < port <= forms.MAX_PORT]
+    if wrong:
+        yield f"{wrong[0]!r} is not a host and a port; write it like redis://127.0.0.1:6379/0"
+    if address.db < 0 or (address.db and address.kind == "cluster"):
+        yield f"database {address.db} does not exist there; leave it out"
+    if url.startswith("unix:") and not (address.path or "").strip("/"):
+        yield "names no socket; write it like unix:///run/valkey.sock"
 
 
 def _targets(config: Config) -> Iterator[str]:
@@ -164,11 +235,3 @@ def _deadlines(config: Config) -> Iterator[str]:
         yield f"envoy.undecided.open.target: target {posture.target!r} is not defined; define it under `targets`"
     elif config.targets[posture.target].engine in FATAL_OVERFLOW:
         yield f"envoy.undecided.open.target: an overflow of {posture.target!r} kills running requests; use `closed` or another target"
-
-
-def _header(config: Config) -> Iterator[str]:
-    for cidr in config.lane_header.trusted_cidrs if config.lane_header else ():
-        try:
-            ipaddress.ip_network(cidr)
-        except ValueError:
-            yield f"laneHeader.trustedCidrs: {cidr!r} is not a network; write it like 10.0.0.0/8"

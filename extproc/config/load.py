@@ -35,7 +35,7 @@ MENDS = {
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "too_short": "must have at least {min_length} entry",
-    "string_pattern_mismatch": "has a form that cannot be used here; it must match {pattern}",
+    "string_too_long": "must be at most {max_length} characters long",
     "finite_number": "must be a finite number",
 }
 

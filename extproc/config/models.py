@@ -11,15 +11,27 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}$")]
-Positive = Annotated[int, Field(gt=0, le=2**53)]
-NonNegative = Annotated[int, Field(ge=0, le=2**53)]
+from extproc.config.forms import (
+    Address,
+    FilePath,
+    Header,
+    HttpUrl,
+    LedgerUrl,
+    Name,
+    Network,
+    Prefix,
+    Printable,
+    ServerName,
+    TcpAddress,
+    Variable,
+)
+
+#: Bounds that no real figure meets and every consumer can hold: Lua's doubles, protobuf's 32 bits, a duration's days.
+Count = Annotated[int, Field(gt=0, le=2**31 - 1)]
+Milliseconds = Annotated[int, Field(gt=0, le=86_400_000)]
+Bytes = Annotated[int, Field(gt=0, le=2**50)]
+Mebibytes = Annotated[int, Field(ge=0, le=2**30)]
 Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
-#: 0 .. 65535
-_PORT = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
-_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?)"
-HttpUrl = Annotated[str, Field(pattern=rf"^https?://{_HOST}(:{_PORT})?(/[^\s?#]*)?$")]
-Address = Annotated[str, Field(pattern=rf"^(unix:/\S+|{_HOST}:{_PORT})$")]
 
 #: Engines kvgate has rules for; ``openai`` is any remote API that speaks the OpenAI protocol.
 EngineName = Literal["vllm", "sglang", "llamacpp", "ollama", "tgi", "trtllm", "openai"]
@@ -32,18 +44,22 @@ FATAL_OVERFLOW: frozenset[str] = frozenset({"llamacpp", "ollama"})
 class Section(BaseModel):
     """Common rules of every section: frozen, no unknown keys, no silent conversion of types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        allow_inf_nan=False,
+    )
 
 
 class LedgerConfig(Section):
     """Where reservations live; ``deadline_ms`` bounds one call, ``when_down`` is the posture without Redis."""
 
-    url: Annotated[
-        str,
-        Field(pattern=r"^(embedded|memory|(redis|rediss|unix|redis\+sentinel|redis\+cluster|rediss\+cluster)://\S+)$"),
-    ] = "redis://127.0.0.1:6379/0"
+    url: LedgerUrl = "redis://127.0.0.1:6379/0"
     pool: Name = "default"
-    deadline_ms: Positive = 50
+    deadline_ms: Milliseconds = 50
     lease_s: Annotated[float, Field(gt=0, le=3600)] = 10
     when_down: Literal["reject", "remote", "share"] = "reject"
 
@@ -53,8 +69,8 @@ class Serve(Section):
 
     listen: Address = "unix:/run/kvgate/extproc.sock"
     workers: Annotated[int, Field(ge=1, le=64)] = 1
-    admin: Address = "127.0.0.1:9902"
-    count_deadline_ms: Positive = 300
+    admin: TcpAddress = "127.0.0.1:9902"
+    count_deadline_ms: Milliseconds = 300
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 33_554_432
 
 
@@ -62,14 +78,14 @@ class OpenPosture(Section):
     """Where undecided requests go when the operator chose fail-open, and how many at once."""
 
     target: Name
-    max_requests: Positive = 8
+    max_requests: Annotated[int, Field(gt=0, le=1_000_000)] = 8
 
 
 class DownstreamTls(Section):
     """Certificate and key of Envoy's own listener."""
 
-    cert_file: str
-    key_file: str
+    cert_file: FilePath
+    key_file: FilePath
 
 
 class EnvoyConfig(Section):
@@ -77,9 +93,9 @@ class EnvoyConfig(Section):
 
     listen: Address = "127.0.0.1:10000"
     admin: Address = "127.0.0.1:9901"
-    message_timeout_ms: Positive = 1000
-    max_message_timeout_ms: Positive = 10_000
-    stream_idle_timeout_s: Positive = 3600
+    message_timeout_ms: Milliseconds = 1000
+    max_message_timeout_ms: Milliseconds = 10_000
+    stream_idle_timeout_s: Annotated[int, Field(gt=0, le=604_800)] = 3600
     periodic_s: Annotated[float, Field(ge=0.1, le=60)] = 1
     undecided: Literal["closed"] | dict[Literal["open"], OpenPosture] = "closed"
     use_remote_address: bool = True
@@ -94,21 +110,21 @@ class EnvoyConfig(Section):
 class Weights(Section):
     """What the model's weights are stored as."""
 
-    quantization: str | None = None
-    size_bytes: Positive | None = None
+    quantization: Printable | None = None
+    size_bytes: Bytes | None = None
 
 
 class Model(Section):
     """Facts about one model: its geometry, its tokenizer, its limits."""
 
-    geometry: str | None = None
+    geometry: FilePath | None = None
     weights: Weights = Weights()
-    tokenizer: str | None = None
-    chat_template: str | None = None
-    kv_dtype: str = "auto"
-    context_tokens: Positive | None = None
+    tokenizer: FilePath | None = None
+    chat_template: FilePath | None = None
+    kv_dtype: Printable = "auto"
+    context_tokens: Count | None = None
     capability: Ratio = 0.5
-    image_tokens: Positive | None = None
+    image_tokens: Count | None = None
 
 
 class Replica(Section):
@@ -116,24 +132,24 @@ class Replica(Section):
 
     name: Name
     url: HttpUrl
-    devices: tuple[str, ...] = Field(default=(), strict=False)
-    kv_tokens: Positive | None = None
-    max_sequences: Positive | None = None
+    devices: tuple[Printable, ...] = Field(default=(), strict=False)
+    kv_tokens: Count | None = None
+    max_sequences: Count | None = None
 
 
 class PrefillRate(Section):
     """Bounds of the measured prefill rate of one replica, in tokens per second."""
 
-    floor: Positive = 2000
-    cold_start: Positive = 6000
+    floor: Count = 2000
+    cold_start: Count = 6000
 
 
 class Inject(Section):
     """A credential that Envoy puts into the request; its value never passes through kvgate."""
 
-    secret_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-    header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$")] = "authorization"
-    prefix: str = "Bearer "
+    secret_env: Variable
+    header: Header = "authorization"
+    prefix: Prefix = "Bearer "
 
 
 class Auth(Section):
@@ -146,8 +162,8 @@ class Auth(Section):
 class UpstreamTls(Section):
     """Trust for an https target: the CA bundle and the name its certificate must carry (default: the URL's host)."""
 
-    ca_file: str = "/etc/ssl/certs/ca-certificates.crt"
-    server_name: str | None = None
+    ca_file: FilePath = "/etc/ssl/certs/ca-certificates.crt"
+    server_name: ServerName | None = None
 
 
 class Target(Section):
@@ -155,17 +171,17 @@ class Target(Section):
 
     engine: EngineName
     model: Name | None = None
-    served_model: str | None = None
+    served_model: Printable | None = None
     url: HttpUrl | None = None
     replicas: tuple[Replica, ...] = Field(default=(), strict=False)
-    adapters: tuple[str, ...] = Field(default=(), strict=False)
+    adapters: tuple[Printable, ...] = Field(default=(), strict=False)
     tensor_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
     pipeline_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
-    ttft_budget_ms: Positive = 2000
+    ttft_budget_ms: Milliseconds = 2000
     prefill_tokens_per_s: PrefillRate | None = None
     watermark: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.02
-    max_waiting: NonNegative | None = 16
-    abort_lag_ms: NonNegative = 1500
+    max_waiting: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = 16
+    abort_lag_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 1500
     auth: Auth = Auth()
     tls: UpstreamTls = UpstreamTls()
 
@@ -183,19 +199,19 @@ class Target(Section):
 class LaneQueue(Section):
     """A bounded wait at the gate for one lane."""
 
-    max_depth: Positive = 64
-    max_wait_ms: Positive = 5000
-    max_bytes: Positive = 67_108_864
+    max_depth: Count = 64
+    max_wait_ms: Milliseconds = 5000
+    max_bytes: Bytes = 67_108_864
 
 
 class Lane(Section):
     """A class of service with budgets; the first six keys are the lanes file that must load unchanged."""
 
-    max_input_tokens: Positive | None = None
-    max_output_tokens: Positive | None = None
-    concurrency: Positive | None = None
-    min_free_vram_mb: NonNegative = 0
-    kv_reserve_mb: NonNegative = 0
+    max_input_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+    concurrency: Count | None = None
+    min_free_vram_mb: Mebibytes = 0
+    kv_reserve_mb: Mebibytes = 0
     fallback: Name | None = None
     targets: tuple[Name, ...] = Field(default=(), strict=False)
     share: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
@@ -217,21 +233,21 @@ class Alias(Section):
 class LaneHeader(Section):
     """A header that names the lane, believed only from these networks."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$")]
-    trusted_cidrs: tuple[str, ...] = Field(strict=False, min_length=1)
+    name: Header
+    trusted_cidrs: tuple[Network, ...] = Field(strict=False, min_length=1)
 
 
 class Devices(Section):
     """What stays free on every device."""
 
-    guard_mb: NonNegative = 256
+    guard_mb: Mebibytes = 256
 
 
 class Freshness(Section):
     """Ages of an agent's report: fresh up to the first, unknown after the second."""
 
-    fresh_s: Annotated[float, Field(gt=0)] = 5
-    unknown_s: Annotated[float, Field(gt=0)] = 15
+    fresh_s: Annotated[float, Field(gt=0, le=3600)] = 5
+    unknown_s: Annotated[float, Field(gt=0, le=3600)] = 15
 
 
 class Agent(Section):
@@ -239,16 +255,16 @@ class Agent(Section):
 
     node: Name | None = None
     interval_s: Annotated[float, Field(ge=0.1, le=60)] = 1
-    timeout_ms: Positive = 800
-    admin: Address = "127.0.0.1:9903"
+    timeout_ms: Milliseconds = 800
+    admin: TcpAddress = "127.0.0.1:9903"
 
 
 class TelemetryConfig(Section):
     """Where spans go (OTLP/gRPC host:port; None: nowhere) and how much is kept."""
 
     otlp_endpoint: Address | None = None
-    decision_log: Positive = 2000
-    max_label_values: Positive = 100
+    decision_log: Annotated[int, Field(gt=0, le=10_000_000)] = 2000
+    max_label_values: Annotated[int, Field(gt=0, le=100_000)] = 100
 
 
 class Config(Section):
@@ -261,7 +277,7 @@ class Config(Section):
     models: dict[Name, Model] = {}
     targets: dict[Name, Target] = {}
     lanes: dict[Name, Lane] = {}
-    aliases: dict[str, Alias] = {}
+    aliases: dict[Printable, Alias] = {}
     lane_header: LaneHeader | None = None
     default_lane: Name | None = None
     unknown_paths: Literal["pass", "reject"] = "pass"

@@ -52,7 +52,10 @@ class Address:
 
 def parse(url: str) -> Address:
     """Parse a ledger URL; ValueError names what is wrong with it, never its password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its text may quote the password
+        raise ValueError("a ledger URL that cannot be taken apart into host and port") from None
     scheme, _, kind = parts.scheme.partition("+")
     kind = kind or "single"
     if scheme not in ("redis", "rediss", "unix") or kind not in ("single", "sentinel", "cluster"):
@@ -64,7 +67,9 @@ def parse(url: str) -> Address:
     user, _, password = credentials.partition(":")
     login = Login(unquote(user) or None, unquote(password) if credentials and password else None)
     if scheme == "unix":
-        return Address("single", (), login, int(query.get("db", "0")), path=unquote(parts.path))
+        if hosts:
+            raise ValueError("a unix ledger URL has three slashes before its path")
+        return Address("single", (), login, _number(query.get("db", "0"), "database"), path=unquote(parts.path))
     path = [part for part in parts.path.split("/") if part]
     if kind == "sentinel":
         if not path:
@@ -73,11 +78,8 @@ def parse(url: str) -> Address:
     else:
         service = ""
     port = DEFAULT_SENTINEL_PORT if kind == "sentinel" else DEFAULT_PORT
-    try:
-        db = int(path[0]) if path else 0
-        pairs = tuple(_host(item, port) for item in hosts.split(",") if item)
-    except ValueError as e:
-        raise ValueError(f"ledger URL: {e}") from None
+    db = _number(path[0], "database") if path else 0
+    pairs = tuple(_host(item, port) for item in hosts.split(",") if item)
     sentinel = Login(query.get("sentinelUser"), query.get("sentinelPassword"))
     context = _tls(query) if scheme == "rediss" else None
     return Address(kind, pairs or (("127.0.0.1", port),), login, db, None, service, sentinel, context)
@@ -86,9 +88,16 @@ def parse(url: str) -> Address:
 def _host(item: str, port: int) -> tuple[str, int]:
     if item.startswith("["):  # [::1]:6379
         host, _, rest = item[1:].partition("]")
-        return host, int(rest[1:]) if rest.startswith(":") else port
+        return host, _number(rest[1:], "port") if rest.startswith(":") else port
     host, colon, number = item.rpartition(":")
-    return (host, int(number)) if colon else (item, port)
+    return (host, _number(number, "port")) if colon else (item, port)
+
+
+def _number(text: str, what: str) -> int:
+    # What stands there is not repeated: with a slash in a password it is a part of it.
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"the {what} of the ledger URL is not a number (does a password need %-encoding?)")
+    return int(text)
 
 
 def _tls(query: dict[str, str]) -> ssl.SSLContext:
