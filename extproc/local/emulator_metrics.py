@@ -71,11 +71,11 @@ class Histogram:
         self.total = 0.0
         self.number = 0
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-        self.number += 1
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count one value, ``times`` times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+        self.number += times
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
         """The series of this histogram."""
@@ -128,7 +128,8 @@ class Meter:
         if generation.generated > 1:
             per_token = (end - first) / (generation.generated - 1)
             observe["request_time_per_output_token_seconds"](per_token)
-            observe["inter_token_latency_seconds"](per_token)
+            # vLLM observes every gap between two tokens as it occurs; here they count, alike, when the request ends.
+            observe["inter_token_latency_seconds"](per_token, generation.generated - 1)
         observe["e2e_request_latency_seconds"](end - start)
         observe["request_queue_time_seconds"](scheduled - start)
         observe["request_inference_time_seconds"](end - scheduled)
