@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from extproc.config import load
+from extproc.config import Config, load
 from extproc.config.checks import warnings
 from extproc.counting import Counting
 from extproc.errors import ConfigError
@@ -28,10 +28,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         config = load(args.file)
         notes = [f"{args.file}: {line}" for line in warnings(config)]
-        ModelSet.load(config, where=args.file)
-        counting = Counting.from_config(config)
-        notes += [f"{args.file}: {line}" for line in counting.notes()]
-        counting.close()
+        for load_files in (_geometries, _tokenizers):
+            try:
+                notes += [f"{args.file}: {line}" for line in load_files(config)]
+            except ConfigError as error:
+                problems += error.problems
     except ConfigError as error:
         problems = error.problems
     if args.json:
@@ -44,3 +45,16 @@ def run(args: argparse.Namespace) -> int:
     if not problems:
         print(f"{args.file}: ok")
     return 1 if problems else 0
+
+
+def _geometries(config: Config) -> list[str]:
+    ModelSet.load(config, where=config.where)
+    return []
+
+
+def _tokenizers(config: Config) -> list[str]:
+    counting = Counting.from_config(config)
+    try:
+        return counting.notes()
+    finally:
+        counting.close()

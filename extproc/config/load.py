@@ -1,11 +1,10 @@
-"""Reads a configuration file: YAML without duplicate keys -> models -> cross-checks.
+"""Reads a configuration file: YAML without duplicate keys -> models -> absolute paths -> cross-checks.
 
-Every mistake becomes one line ``FILE: path: what is wrong; mend``. Nothing here keeps state.
+Relative paths are found from the file's directory. Every mistake becomes one line ``FILE: path: what is wrong; mend``. Nothing here keeps state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 
 from extproc.config.checks import check
 from extproc.config.models import Config
+from extproc.config.paths import resolved
 from extproc.errors import ConfigError
 
 #: pydantic error type -> how to mend it; ``{...}`` are fields of the error's context.
@@ -40,24 +40,31 @@ MENDS = {
 }
 
 
+MERGE = "tag:yaml.org,2002:merge"
+
+
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice in one mapping (YAML keeps the last one silently)."""
+    """SafeLoader that refuses a key given twice in one mapping (YAML keeps the last one silently).
 
+    Keys are compared as they are written, before anything is merged: a key beside ``<<`` overrides the merged one.
+    """
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
-    loader.flatten_mapping(node)
-    seen: set[Hashable] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, Hashable):
-            raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
-        seen.add(key)
-    return loader.construct_mapping(node, deep=True)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """The mapping as written; ``ComposerError`` for a key that stands twice or is no plain text."""
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.composer.ComposerError(None, None, "a key must be plain text", key.start_mark)
+            if key.tag != MERGE and (key.tag, key.value) in seen:
+                raise yaml.composer.ComposerError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+            seen.add((key.tag, key.value))
+        return node
 
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge, then keep each key's last value only: merges of merges would multiply without bound otherwise."""
+        super().flatten_mapping(node)
+        node.value = list({(key.tag, key.value): (key, value) for key, value in node.value}.values())
 
 
 def load(path: str | Path) -> Config:
@@ -68,11 +75,14 @@ def load(path: str | Path) -> Config:
         raise ConfigError([f"{path}: cannot be read ({error.strerror}); name a readable file"]) from error
     except UnicodeDecodeError as error:
         raise ConfigError([f"{path}: is not UTF-8 at byte {error.start}; save it as UTF-8"]) from error
-    return load_text(text, where=str(path))
+    return load_text(text, where=str(path), base=Path(path).absolute().parent)
 
 
-def load_text(text: str, *, where: str) -> Config:
-    """The configuration written in ``text``; ``where`` names it in messages."""
+def load_text(text: str, *, where: str, base: Path | None = None) -> Config:
+    """The configuration written in ``text``; ``where`` names it in messages, ``base`` is the directory of its paths.
+
+    Without ``base`` paths stay as they are written.
+    """
     try:
         data = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader with stricter mappings
     except yaml.MarkedYAMLError as error:
@@ -85,6 +95,7 @@ def load_text(text: str, *, where: str) -> Config:
         raise ConfigError([f"{where}: must be a mapping with `lanes` or `targets`; see docs/configuration.md"])
     try:
         config = Config.model_validate(data)
+        config = config if base is None else resolved(config, base)
     except ValidationError as error:
         raise ConfigError(
             [_line(where, item) for item in error.errors(include_url=False, include_input=False)]
@@ -94,7 +105,7 @@ def load_text(text: str, *, where: str) -> Config:
     problems = [f"{where}: {line}" for line in check(config)]
     if problems:
         raise ConfigError(problems)
-    return config
+    return config.named(where)
 
 
 def _line(where: str, item: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from pydantic.alias_generators import to_camel
 
 from extproc.config.forms import (
@@ -286,6 +286,18 @@ class Config(Section):
     no_agent: Literal["reject", "ledgerOnly"] = "reject"
     agent: Agent = Agent()
     telemetry: TelemetryConfig = TelemetryConfig()
+    _where: str = PrivateAttr("defaults")
+
+    @property
+    def where(self) -> str:
+        """The file that it was loaded from, as messages name it."""
+        return self._where
+
+    def named(self, where: str) -> Config:
+        """The same configuration, loaded from ``where``."""
+        copy = self.model_copy()
+        copy._where = where
+        return copy
 
     def local_replicas(self) -> tuple[tuple[str, Target, Replica], ...]:
         """Every local replica with its target's name, in the file's order."""

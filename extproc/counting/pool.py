@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from extproc.config.models import Config
 from extproc.counting.giants import CountCall, GiantHelper, HelperGone
-from extproc.counting.specs import CounterSpec, specs_of
+from extproc.counting.specs import CounterSpec, load_all, specs_of
 from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
 from extproc.tokens import CountingStopped, PromptCounter
 from extproc.types import RequestHead, TokenCount
@@ -72,7 +72,7 @@ class Counting:
     def from_config(cls, config: Config) -> Counting:
         """Counters of every target, each model's files loaded once. Raises ConfigError."""
         specs = specs_of(config)
-        loaded = {spec: spec.load() for spec in dict.fromkeys(specs.values())}
+        loaded = load_all(config, specs.values())
         counters = {target: loaded[spec] for target, spec in specs.items()}
         return cls(counters, deadline_ms=config.serve.count_deadline_ms, specs=specs)
 

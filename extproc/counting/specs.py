@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from extproc.config.models import Config, Model
+from extproc.errors import ConfigError
 from extproc.tokens import PromptCounter, load_tokenizer
 
 
@@ -27,11 +29,31 @@ class CounterSpec:
             image_tokens_each=self.image_tokens,
         )
 
+    def key_of(self, line: str) -> str:
+        """The model's key whose file a mistake's line is about."""
+        return "chatTemplate" if self.chat_template and line.startswith(f"{self.chat_template}:") else "tokenizer"
+
 
 def specs_of(config: Config) -> dict[str, CounterSpec]:
     """target -> spec of its model; targets without a model are counted by the bound."""
     models = {name: _spec(model) for name, model in config.models.items()}
     return {name: models.get(target.model or "", CounterSpec()) for name, target in config.targets.items()}
+
+
+def load_all(config: Config, specs: Iterable[CounterSpec]) -> dict[CounterSpec, PromptCounter]:
+    """Each spec's counter, its files read once; ``ConfigError`` with one line per model whose files cannot be used."""
+    owners = {_spec(model): name for name, model in reversed(config.models.items())}
+    loaded: dict[CounterSpec, PromptCounter] = {}
+    problems: list[str] = []
+    for spec in dict.fromkeys(specs):
+        try:
+            loaded[spec] = spec.load()
+        except ConfigError as error:
+            path = f"{config.where}: models.{owners[spec]}"
+            problems += [f"{path}.{spec.key_of(line)}: {line}" for line in error.problems]
+    if problems:
+        raise ConfigError(problems)
+    return loaded
 
 
 def _spec(model: Model) -> CounterSpec:

@@ -22,11 +22,11 @@ Data = dict[str, Any]
 
 
 def read(path: Path) -> Data:
-    """The plain data of a configuration that loads; ``ConfigError`` with every mistake otherwise."""
-    load(path)
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert isinstance(data, dict)
-    return data
+    """The plain data of a configuration that loads; ``ConfigError`` with every mistake otherwise.
+
+    Its paths are absolute, because the result is written to another directory.
+    """
+    return load(path).model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 def write(path: Path, data: Mapping[str, Any]) -> Config:
