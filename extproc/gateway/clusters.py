@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from extproc.config import Config, Target
+from extproc.config.checks import worker_addresses
 from extproc.gateway import names
 from extproc.gateway.pieces import Origin, address, assignment, seconds, socket, typed
 from extproc.gateway.protos import cluster, core, endpoint, envoy_type, matcher, tls, upstream_http
@@ -175,11 +176,8 @@ def _tls(target: Target, origin: Origin) -> core.TransportSocket:
 
 
 def serve_addresses(config: Config) -> tuple[str, ...]:
-    """Where `kvgate serve` listens: one socket per worker where it listens on unix sockets and has several."""
-    listen, workers = config.serve.listen, config.serve.workers
-    if listen.startswith("unix:") and workers > 1:
-        return tuple(f"{listen}.{worker}" for worker in range(workers))
-    return (listen,)
+    """Where `kvgate serve` listens: one address per worker, sockets or ports."""
+    return worker_addresses(config.serve.listen, config.serve.workers)
 
 
 def _ext_proc(config: Config) -> cluster.Cluster:

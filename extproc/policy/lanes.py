@@ -17,6 +17,7 @@ from extproc.types import RequestHead
 class Route:
     """A lane and the ordered targets of one request; ``fallback`` is the lane's own, already part of the chain.
 
+    It is None where the lane has none or where the chain begins with it, so that nothing else stands before it.
     ``adapter`` is the request's model name where a target of the chain serves it as a LoRA adapter.
     """
 
@@ -73,7 +74,9 @@ class LaneTable:
 
     def _targets_for(self, lane: str, model: str) -> tuple[str, ...]:
         named = tuple(name for name, target in self._config.targets.items() if _answers_to(name, target, model))
-        return named or self._config.lanes[lane].targets or self.any_target()
+        settings = self._config.lanes[lane]
+        # Nobody listed these, so the fallback keeps its place after all others.
+        return named or settings.targets or tuple(name for name in self.any_target() if name != settings.fallback)
 
     def _route(self, lane_name: str, targets: tuple[str, ...], model: str) -> Route:
         lane, known = self._config.lanes[lane_name], self._config.targets
@@ -82,7 +85,8 @@ class LaneTable:
         if lane.remote == "never":
             chain = [name for name in chain if not known[name].remote]
         adapter = model if any(model in known[name].adapters for name in chain) else None
-        return Route(lane_name, lane, tuple(chain), fallback if fallback in chain else None, adapter)
+        # One that stands first is the request's own target, and the lane's input budget holds for it as for any.
+        return Route(lane_name, lane, tuple(chain), fallback if fallback in chain[1:] else None, adapter)
 
 
 def _answers_to(name: str, target: Target, model: str) -> bool:
