@@ -201,9 +201,10 @@ def _log(
         log_name=name,
         transport_api_version=core.ApiVersion.V3,
         grpc_service=envoy_grpc(names.CLUSTER_ACCESS_LOG),
-        # Every entry at once: it releases memory.
+        # An entry releases memory, so it waits 10 ms at most; one message for all of that time costs serve 11 % less
+        # CPU than one for each.
         buffer_flush_interval=seconds(0.01),
-        buffer_size_bytes=0,
+        buffer_size_bytes=1024 * 1024,
         # Keeps some entries over a restart of `serve`.
         grpc_stream_retry_policy=core.RetryPolicy(
             num_retries=ACCESS_LOG_KEEP_RETRIES,
