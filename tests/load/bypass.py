@@ -22,7 +22,7 @@ class Size:
 
 
 #: Both halves together ask for about 1.5 times what the engine holds; the half past kvgate alone fits.
-FULL = Size(Shape(1, 512), 8.0, 75.0)
+FULL = Size(Shape(1, 512), 8.0, 45.0)
 SMALL = Size(Shape(1, 512), 8.0, 12.0)
 #: Parts of a run: who goes where.
 HALF, NONE, ALL = "half past kvgate", "none past kvgate", "all past kvgate"

@@ -25,7 +25,7 @@ class Size:
 
 #: Smaller pools than the soak's: about twice what they hold.
 SHAPE = Shape(4, 1024, step_s=0.03, prefill_tokens_per_s=10_000, chunk_s=0.5, max_model_tokens=16_000)
-FULL = Size(SHAPE, 120.0, 3.0)
+FULL = Size(SHAPE, 75.0, 3.0)
 SMALL = Size(SHAPE, 20.0, 3.0)
 
 
