@@ -39,7 +39,7 @@ FULL = Size(Shape(3, 192), serves=2, processes=4, seconds=150.0, warm_s=30.0)
 ONE = Size(Shape(3, 192), serves=1, processes=4, seconds=150.0, warm_s=30.0)
 SMALL = Size(Shape(2, 192), serves=2, processes=2, seconds=14.0, warm_s=12.0)
 #: Before the line a fifth of them were admitted at most; on a busy machine answers take longer than expected.
-TEST = Size(Shape(1, 192), serves=2, processes=1, seconds=9.0, warm_s=9.0, aim=0.5)
+TEST = Size(Shape(1, 192), serves=2, processes=1, seconds=8.0, warm_s=7.0, aim=0.5)
 
 
 async def _run(stack: Stack, size: Size) -> list[Attempt]:

@@ -42,7 +42,7 @@ SHAPE = Shape(4, 2048, step_s=0.03, prefill_tokens_per_s=20_000, chunk_s=0.5, ma
 FULL = Size(SHAPE, 360.0, 10.0, SETTLED_S)
 SMALL = Size(SHAPE, 20.0, 2.0, 10.0)
 #: Too short to say anything of memory, long enough for a ledger that leaks.
-TEST = Size(SHAPE, 8.0, 8.0, 60.0)
+TEST = Size(SHAPE, 5.0, 5.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
