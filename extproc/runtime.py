@@ -31,6 +31,7 @@ from extproc.ledger.base import Ledger, LedgerSnapshot
 from extproc.ledger.inmemory import InMemoryLedger
 from extproc.ledger.posture import LocalShare
 from extproc.ledger.redis import RedisLedger
+from extproc.listening import cannot_bind
 from extproc.modelset import ModelSet
 from extproc.observe import Observer
 from extproc.server import Gate, Service, start
@@ -52,22 +53,23 @@ BEAT_S, BEAT_TTL_S = 1.0, 5.0
 GRACE_S = 2.0
 
 
-async def open_ledger(config: Config, *, wait: bool = False) -> Ledger:
-    """The ledger the configuration names; with ``wait``, ``LedgerDown`` where it does not answer now."""
+async def open_ledger(config: Config) -> Ledger:
+    """The ledger the configuration names, whether or not it answers now; ``ConfigError`` where it can never."""
     settings = config.ledger
+    where = f"{config.where}: ledger.url"
     if settings.url == "memory":
         return InMemoryLedger(time.time, periodic_s=config.envoy.periodic_s)
     if settings.url == "embedded":
-        raise ConfigError(["ledger.url: `embedded` works with `kvgate up` only; name a redis:// address"])
-    ledger = await RedisLedger.connect(
-        settings.url,
-        settings.pool,
-        deadline_s=settings.deadline_ms / 1000.0,
-        periodic_s=config.envoy.periodic_s,
-    )
-    if wait:
-        await ledger.time_s()
-    return ledger
+        raise ConfigError([f"{where}: `embedded` works with `kvgate up` only; name a redis:// address"])
+    try:
+        return await RedisLedger.connect(
+            settings.url,
+            settings.pool,
+            deadline_s=settings.deadline_ms / 1000.0,
+            periodic_s=config.envoy.periodic_s,
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError([f"{where}: {error}; correct the address"]) from error
 
 
 class Runtime:
@@ -110,11 +112,18 @@ class Runtime:
         self.admin = AdminServer({"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz})
 
     async def run(self, listen: str, admin: str, ready: Callable[[str], None], stop: asyncio.Event) -> None:
-        """Serve until ``stop``; ``ready`` hears the bound address."""
-        await self.admin.start(admin)
+        """Serve until ``stop``; ``ready`` hears the bound address. ``ConfigError`` where one cannot be bound."""
+        try:
+            await self.admin.start(admin)
+        except OSError as error:
+            raise cannot_bind(f"{self.config.where}: serve.admin", admin, error) from error
         self.counting.start_giant_helper()
         await self.fleet.refresh()
-        server = await start(self.service, listen, self.config.serve.max_body_bytes, ready)
+        try:
+            server = await start(self.service, listen, self.config.serve.max_body_bytes, ready)
+        except (OSError, RuntimeError) as error:  # gRPC's for an address that it cannot have
+            self.counting.close()
+            raise cannot_bind(f"{self.config.where}: serve.listen", listen, error) from error
         self.gate.set(open_=True, wanted=True)
         async with asyncio.TaskGroup() as tasks:
             running = [

@@ -6,8 +6,8 @@ import argparse
 import asyncio
 import sys
 
-from extproc.config import load
-from extproc.runtime import open_ledger
+from extproc.config import Config, load
+from extproc.local.reach import reached
 
 HELP = "stop or resume new work on a replica"
 
@@ -24,16 +24,14 @@ def run(args: argparse.Namespace) -> int:
     config = load(args.config)
     known = [replica.name for _, _, replica in config.local_replicas()]
     if args.replica not in known:
-        print(f"{args.config}: no replica is named {args.replica!r}; choose from {', '.join(known)}", file=sys.stderr)
+        choice = f"choose from {', '.join(known)}" if known else "the file has no local replica at all; add one"
+        print(f"{args.config}: no replica is named {args.replica!r}; {choice}", file=sys.stderr)
         return 1
-    asyncio.run(_run(args))
+    asyncio.run(_run(config, args))
     print(f"{args.replica}: {'takes new work again' if args.resume else 'draining, running work ends by itself'}")
     return 0
 
 
-async def _run(args: argparse.Namespace) -> None:
-    ledger = await open_ledger(load(args.config), wait=True)
-    try:
+async def _run(config: Config, args: argparse.Namespace) -> None:
+    async with reached(config) as ledger:
         await ledger.drain(args.replica, not args.resume)
-    finally:
-        await ledger.close()

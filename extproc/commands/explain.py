@@ -25,8 +25,8 @@ from extproc.learning import Learning
 from extproc.ledger.base import Ledger, LedgerSnapshot, LiveReservation, Upsert
 from extproc.ledger.inmemory import InMemoryLedger
 from extproc.ledger.posture import LocalShare
+from extproc.local.reach import reached
 from extproc.modelset import ModelSet
-from extproc.runtime import open_ledger
 from extproc.telemetry.record import Record, decision_record
 from extproc.telemetry.state import load_state
 from extproc.telemetry.tables import size, table
@@ -97,12 +97,9 @@ async def _explain(config: Config, args: argparse.Namespace, head: RequestHead, 
 
 
 async def _live(config: Config) -> tuple[LedgerSnapshot, Reservations]:
-    ledger = await open_ledger(config, wait=True)
-    try:
+    async with reached(config) as ledger:
         snapshot = await ledger.snapshot()
         return snapshot, {name: await ledger.reservations(name) for name in snapshot.replicas}
-    finally:
-        await ledger.close()
 
 
 async def copy_of(snapshot: LedgerSnapshot, reservations: Reservations) -> Ledger:

@@ -9,7 +9,7 @@ import json
 
 from extproc.config import load
 from extproc.ledger.base import AuditLine
-from extproc.runtime import open_ledger
+from extproc.local.reach import reached
 
 HELP = "audit the ledger's sums against its reservations"
 
@@ -36,8 +36,5 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _audit(path: str) -> list[AuditLine]:
-    ledger = await open_ledger(load(path), wait=True)
-    try:
+    async with reached(load(path)) as ledger:
         return await ledger.audit()
-    finally:
-        await ledger.close()

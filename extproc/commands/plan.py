@@ -13,6 +13,7 @@ from typing import Any
 from extproc.config import Config, Target, load
 from extproc.errors import ConfigError, GeometryError
 from extproc.ledger.base import LedgerSnapshot, ReplicaView
+from extproc.local.reach import reached
 from extproc.memory import Geometry, catalogue_names, engine_rules, load_geometry
 from extproc.memory.engines import ENGINES, PoolStyle
 from extproc.memory.overheads import DeviceBudget
@@ -20,7 +21,6 @@ from extproc.memory.planner import PlanRequest, PlanRow, ReplicaRoom, plan_row, 
 from extproc.memory.sizes import parse_devices, parse_size
 from extproc.memory.weights import geometry_weights, weight_format
 from extproc.modelset import ModelSet
-from extproc.runtime import open_ledger
 from extproc.telemetry.state import load_state
 from extproc.telemetry.tables import size, table
 
@@ -199,11 +199,8 @@ def _local(config: Config) -> list[tuple[str, Target]]:
 
 
 async def _live(config: Config) -> LedgerSnapshot:
-    ledger = await open_ledger(config, wait=True)
-    try:
+    async with reached(config) as ledger:
         return await ledger.snapshot()
-    finally:
-        await ledger.close()
 
 
 def _fleet_rows(

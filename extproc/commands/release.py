@@ -8,7 +8,7 @@ import sys
 
 from extproc.config import load
 from extproc.ledger.base import End, Ended
-from extproc.runtime import open_ledger
+from extproc.local.reach import reached
 
 HELP = "end one reservation by hand"
 
@@ -25,11 +25,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    ledger = await open_ledger(load(args.config), wait=True)
-    try:
+    async with reached(load(args.config)) as ledger:
         (result,) = await ledger.end([End(args.rid, "", "", Ended.OPERATOR, cool_s=0.0)])
-    finally:
-        await ledger.close()
     if not result.released:
         print(f"{args.rid}: no live reservation has this id; see `kvgate status`", file=sys.stderr)
         return 1

@@ -1,29 +1,27 @@
-"""``kvgate serve``: the ext_proc and access-log service, one process per worker, one socket each."""
+"""``kvgate serve``: the ext_proc and access-log service, one process per worker, one address each."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-from pathlib import Path
+from collections.abc import Sequence
 
 import uvloop
 
-from extproc.config import load
+from extproc.config import Config, load
+from extproc.config.checks import worker_addresses, worker_problems
+from extproc.config.forms import Address, TcpAddress, problem
 from extproc.errors import ConfigError
+from extproc.listening import make_way
+from extproc.local.workers import Command, supervise
 from extproc.runtime import serve
 from extproc.telemetry.logs import configure as configure_logs
 
 HELP = "run the ext_proc and access-log service"
-#: A worker that dies is started again, at most this often per second and worker.
-RESTART_EVERY_S = 1.0
-#: A living server accepts at once.
-PROBE_S = 1.0
+#: As many as ``serve.workers`` may be.
+MAX_WORKERS = 64
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,77 +31,64 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admin", metavar="ADDRESS", help="host:port for /metrics, /livez, /readyz (default: serve.admin)"
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="processes, one socket each: PATH.0 .. PATH.N-1")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes, one address each: PATH.0, PATH.1 or successive ports"
+    )
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM; 1 where the configuration cannot be used."""
+    """Serve until SIGTERM; 1 where the configuration or an address cannot be used, 2 wrong usage."""
+    wrong = _usage(args)
+    if wrong is not None:
+        print(f"kvgate serve: {wrong}", file=sys.stderr)
+        return 2
     config = load(args.config)
     listen, admin = args.listen or config.serve.listen, args.admin or config.serve.admin
     workers = args.workers if args.workers is not None else config.serve.workers
-    if workers < 1:
-        print(f"--workers: {workers} is not a number of processes; give at least 1", file=sys.stderr)
-        return 2
+    problems = worker_problems(config, listen, admin, workers)
+    if problems:
+        raise ConfigError([f"{args.config}: {line}" for line in problems])
     if workers > 1:
-        return _supervise(args.config, listen, admin, workers)
+        return supervise(_commands(args.config, listen, admin, workers))
     configure_logs()
-    if listen.startswith("unix:"):
-        _make_way(Path(listen.removeprefix("unix:")))
+    for address, option, given in ((admin, "admin", args.admin), (listen, "listen", args.listen)):
+        by_hand = given is not None and args.ready_fd is None  # a worker's were given by its supervisor
+        make_way(address, where=f"--{option}" if by_hand else f"{args.config}: serve.{option}")
+    _serve(config, args, listen, admin)
+    return 0
 
+
+def _usage(args: argparse.Namespace) -> str | None:
+    """What is wrong with the command line, in the words of the configuration."""
+    for option, form in (("listen", Address), ("admin", TcpAddress)):
+        text = getattr(args, option)
+        if text is not None and (why := problem(form, text)) is not None:
+            return f"--{option}: {text!r} {why}"
+    if args.workers is not None and not 1 <= args.workers <= MAX_WORKERS:
+        return f"--workers: {args.workers} is not a number of processes; give 1 to {MAX_WORKERS}"
+    return None
+
+
+def _serve(config: Config, args: argparse.Namespace, listen: str, admin: str) -> None:
     def ready(bound: str) -> None:
         print(json.dumps({"ready": bound, "pid": os.getpid()}), flush=True)
+        if args.ready_fd is not None:
+            os.write(args.ready_fd, b"1")
+            os.close(args.ready_fd)
 
     uvloop.run(serve(config, where=args.config, listen=listen, admin=admin, ready=ready))
-    return 0
 
 
-def _make_way(path: Path) -> None:
-    """Remove a socket that a killed process left; refuse one that somebody still serves, for it would be stolen silently."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(PROBE_S)
-        try:
-            probe.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            path.unlink(missing_ok=True)
-            return
-        except OSError as error:
-            raise ConfigError([f"{path}: cannot be used as a socket ({error.strerror}); name another path"]) from error
-    raise ConfigError([f"{path}: another process serves this socket; stop it or name another path"])
+def _commands(config: str, listen: str, admin: str, workers: int) -> list[Command]:
+    """How to start each worker on its own addresses."""
 
+    def command(own: str, own_admin: str) -> Command:
+        def words(descriptor: int) -> Sequence[str]:
+            addresses = ["--listen", own, "--admin", own_admin, "--workers", "1", "--ready-fd", str(descriptor)]
+            return [sys.executable, "-m", "extproc.cli", "serve", "-c", config, *addresses]
 
-def _supervise(config: str, listen: str, admin: str, workers: int) -> int:
-    """Run ``workers`` processes, restart those that die, stop all of them with us."""
-    host, _, port = admin.rpartition(":")
+        return words
 
-    def launch(number: int) -> subprocess.Popen[bytes]:
-        own = f"{listen}.{number}" if listen.startswith("unix:") else _next_port(listen, number)
-        own_admin = f"{host}:{int(port) + number if int(port) else 0}"
-        arguments = ["serve", "-c", config, "--listen", own, "--admin", own_admin, "--workers", "1"]
-        return subprocess.Popen([sys.executable, "-m", "extproc.cli", *arguments])
-
-    stopping = False
-
-    def stop(_signal: int, _frame: object) -> None:
-        nonlocal stopping
-        stopping = True
-
-    for caught in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(caught, stop)
-    processes = [launch(number) for number in range(workers)]
-    started = [time.monotonic()] * workers
-    while not stopping:
-        time.sleep(0.1)
-        for number, process in enumerate(processes):
-            if process.poll() is not None and time.monotonic() - started[number] > RESTART_EVERY_S and not stopping:
-                processes[number], started[number] = launch(number), time.monotonic()
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.wait()
-    return 0
-
-
-def _next_port(listen: str, number: int) -> str:
-    host, _, port = listen.rpartition(":")
-    return f"{host}:{int(port) + number}"
+    pairs = zip(worker_addresses(listen, workers), worker_addresses(admin, workers), strict=True)
+    return [command(*pair) for pair in pairs]

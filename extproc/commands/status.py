@@ -8,15 +8,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import sys
 from dataclasses import replace
 from typing import Any
 
 from extproc.config import Config, load
-from extproc.errors import ConfigError, LedgerDown
+from extproc.errors import LedgerDown
 from extproc.ledger.base import LedgerSnapshot, LiveReservation, ReplicaState, ReplicaView
 from extproc.ledger.redis import RedisLedger
+from extproc.local.reach import away, reached
 from extproc.telemetry.decisionlog import StreamLog
 from extproc.telemetry.state import state_json
 from extproc.telemetry.tables import status_text
@@ -28,11 +28,6 @@ RECENT = 10
 #: Seconds between two pages of ``--watch``.
 WATCH_S = 2.0
 CLEAR = "\x1b[H\x1b[2J"
-#: Ledgers that no other process can look into -> what to do instead.
-_PRIVATE = {
-    "memory": "its ledger lives inside `kvgate serve`; use a redis:// address to see it from outside",
-    "embedded": "its address is known to `kvgate up` alone; give the one that `up` prints with --ledger",
-}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -54,11 +49,6 @@ def run(args: argparse.Namespace) -> int:
     config = load(args.config) if args.config else Config()
     url = args.ledger or config.ledger.url
     where = "--ledger" if args.ledger else f"{args.config or 'defaults'}: ledger.url"
-    if url in _PRIVATE:
-        print(f"{where}: {url!r} cannot be read from here: {_PRIVATE[url]}", file=sys.stderr)
-        return 1
-    # What the connection logs while it retries is said once, by us.
-    logging.getLogger("kvgate").addHandler(logging.NullHandler())
     try:
         return asyncio.run(_show(config, url, where, args))
     except KeyboardInterrupt:
@@ -66,22 +56,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _show(config: Config, url: str, where: str, args: argparse.Namespace) -> int:
-    pool = config.ledger.pool
-    try:
-        # A deadline of a second: nobody waits with a request in hand, and a busy server may be what is looked for.
-        ledger = await RedisLedger.connect(url, pool, deadline_s=1.0)
-    except (ValueError, OSError) as error:
-        raise ConfigError([f"{where}: {error}; correct the address"]) from error
-    log = StreamLog(url, pool, config.telemetry.decision_log)
-    try:
-        while True:
-            shown = await _page(config, ledger, log, where, args)
-            if not args.watch:
-                return 0 if shown else 1
-            await asyncio.sleep(WATCH_S)
-    finally:
-        await log.close()
-        await ledger.close()
+    async with reached(config, url=url, where=where, wait=False) as ledger:
+        log = StreamLog(url, config.ledger.pool, config.telemetry.decision_log)
+        try:
+            while True:
+                shown = await _page(config, ledger, log, where, args)
+                if not args.watch:
+                    return 0 if shown else 1
+                await asyncio.sleep(WATCH_S)
+        finally:
+            await log.close()
 
 
 async def _page(config: Config, ledger: RedisLedger, log: StreamLog, where: str, args: argparse.Namespace) -> bool:
@@ -89,7 +73,7 @@ async def _page(config: Config, ledger: RedisLedger, log: StreamLog, where: str,
     try:
         page = await status(config, ledger, log, args.recent)
     except LedgerDown as error:
-        print(f"{where}: {error}; start the ledger or correct its address", file=sys.stderr, flush=True)
+        print(away(where, error), file=sys.stderr, flush=True)
         return False
     clear = CLEAR if args.watch and not args.json and sys.stdout.isatty() else ""
     print(clear + (json.dumps(page) if args.json else status_text(page)), flush=True)

@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run until a signal; 0 after a clean stop, 1 when a child failed, 2 for a configuration that cannot be used."""
+    """Run until a signal; 0 after a clean stop, 1 when a child failed or the configuration cannot be used."""
     try:
         with stopping_on_signals(), run_directory() as directory:
             return _up(args, directory)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     except ConfigError as error:
         print(error, file=sys.stderr)
-        return 2
+        return 1
     except (ChildFailed, DependencyDown) as error:
         print(f"kvgate up: {error}", file=sys.stderr)
         return 1

@@ -17,6 +17,14 @@ from extproc.ledger.address import parse
 MARGIN_MS = 100
 #: A held request must be answered this long before Envoy gives up on it.
 QUEUE_MARGIN_MS = 1000
+#: Scheme of a ledger URL -> how to write one.
+LEDGER_EXAMPLES = {
+    "unix": "unix:///run/valkey.sock",
+    "redis+sentinel": "redis+sentinel://10.0.0.5:26379/SERVICE",
+    "rediss+sentinel": "rediss+sentinel://10.0.0.5:26379/SERVICE",
+    "redis+cluster": "redis+cluster://10.0.0.5:6379,10.0.0.6:6379",
+    "rediss+cluster": "rediss+cluster://10.0.0.5:6379,10.0.0.6:6379",
+}
 #: Names of clusters that the generated Envoy configuration keeps for itself start with this.
 INTERNAL_PREFIX = "kvgate-"
 
@@ -125,21 +133,22 @@ def _sections(config: Config) -> Iterator[str]:
 def _ledger(url: str) -> Iterator[str]:
     if url in ("memory", "embedded"):
         return
+    example = LEDGER_EXAMPLES.get(url.partition("://")[0], "redis://127.0.0.1:6379/0")
     try:
         address = parse(url)
     except OSError as error:
         yield f"a certificate file cannot be used ({error.strerror or error}); name readable PEM files"
         return
     except ValueError as error:
-        yield f"{error}; write it like redis://127.0.0.1:6379/0"
+        yield f"{error}; write it like {example}"
         return
     wrong = [f"{host}:{port}" for host, port in address.hosts if not host or not 0 < port <= forms.MAX_PORT]
     if wrong:
-        yield f"{wrong[0]!r} is not a host and a port; write it like redis://127.0.0.1:6379/0"
+        yield f"{wrong[0]!r} is not a host and a port; write it like {example}"
     if address.db < 0 or (address.db and address.kind == "cluster"):
         yield f"database {address.db} does not exist there; leave it out"
     if url.startswith("unix:") and not (address.path or "").strip("/"):
-        yield "names no socket; write it like unix:///run/valkey.sock"
+        yield f"names no socket; write it like {example}"
 
 
 def _targets(config: Config) -> Iterator[str]:

@@ -73,7 +73,7 @@ def parse(url: str) -> Address:
     path = [part for part in parts.path.split("/") if part]
     if kind == "sentinel":
         if not path:
-            raise ValueError("a redis+sentinel URL names its service: redis+sentinel://host:26379/SERVICE")
+            raise ValueError("a redis+sentinel URL names its service")
         service, path = path[0], path[1:]
     else:
         service = ""

@@ -97,7 +97,7 @@ class Supervisor:
             code = running.process.poll()
             if code is None:
                 continue
-            line = f"{running.child.name} ended early ({_how(code)}); {_tail(running.log)}"
+            line = f"{running.child.name} ended early ({how_it_ended(code)}); {_tail(running.log)}"
             if not running.restarts_left:
                 raise ChildFailed(line)
             running.restarts_left -= 1
@@ -140,7 +140,7 @@ class Supervisor:
         while True:
             code = process.poll()
             if code is not None:
-                raise ChildFailed(f"{child.name} did not start ({_how(code)}); {_tail(running.log)}")
+                raise ChildFailed(f"{child.name} did not start ({how_it_ended(code)}); {_tail(running.log)}")
             waits_for = child.ready()
             if waits_for is None:
                 return
@@ -162,13 +162,13 @@ def _spawn(child: Child, log: Path) -> subprocess.Popen[bytes]:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(child.orphan_signal),
+                preexec_fn=die_with_parent(child.orphan_signal),
             )
         except OSError as error:
             raise ChildFailed(f"{child.name} did not start: {child.command[0]}: {error.strerror}") from error
 
 
-def _die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     """What the child runs between fork and exec; the library is loaded before the fork."""
     if not sys.platform.startswith("linux"):
         return None
@@ -192,7 +192,8 @@ def _end_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None
         return  # macOS: the group holds only zombies
 
 
-def _how(code: int) -> str:
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 

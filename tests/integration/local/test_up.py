@@ -194,13 +194,13 @@ def test_an_engine_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_configuration_that_cannot_be_used_is_status_2(tmp_path: Path) -> None:
+def test_a_configuration_that_cannot_be_used_is_status_1(tmp_path: Path) -> None:
     """The mistake is printed as ``kvgate check`` prints it."""
     path = tmp_path / "bad.yaml"
     path.write_text("lanes: {a: {maxInputToken: 1}}\n")
     command = [sys.executable, "-m", "extproc.cli", "up", "-c", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_S)
 
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "maxInputToken" in done.stderr
     assert str(path) in done.stderr
