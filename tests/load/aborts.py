@@ -59,12 +59,13 @@ def _part(size: Size, aborts: float) -> Part:
         log = truth.served(stats_of(stack))
     since_s = attempts[0].sent_s + size.warm_s
     until_s = since_s + size.seconds
+    reserved = sizes(size, aborts)
     mine = [one for one in log if since_s <= one.start_s < until_s]
     whole = [one.end_s - one.start_s for one in mine if one.outcome == "complete"]
     return Part(
         len(mine) / size.seconds,
         # What a request was admitted with: its whole answer, whether or not its client stayed for it.
-        sum(sizes(size, aborts)[one.id] for one in mine) / size.seconds,
+        sum(reserved[one.id] for one in mine) / size.seconds,
         truth.held_share(log, size.shape.blocks * size.shape.engines, since_s, until_s),
         sum(one.outcome == "aborted" for one in mine), len(mine), empty_after_s, min(whole, default=0.0),
     )  # fmt: skip
