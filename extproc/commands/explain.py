@@ -11,7 +11,9 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 from extproc.admission import Admission
@@ -22,21 +24,29 @@ from extproc.errors import ConfigError
 from extproc.fleet import Fleet
 from extproc.holding import Holding
 from extproc.learning import Learning
-from extproc.ledger.base import Ledger, LedgerSnapshot, LiveReservation, Upsert
+from extproc.ledger.base import LedgerSnapshot, LiveReservation, Reservation, Upsert
 from extproc.ledger.inmemory import InMemoryLedger
 from extproc.ledger.posture import LocalShare
+from extproc.ledger.rules import to_us
 from extproc.local.reach import reached
 from extproc.modelset import ModelSet
-from extproc.telemetry.record import Record, decision_record
+from extproc.telemetry.record import Record, clean, decision_record
 from extproc.telemetry.state import load_state
 from extproc.telemetry.tables import size, table
-from extproc.types import RequestHead
+from extproc.types import Need, RequestHead
 
 HELP = "the whole decision for one request body; changes nothing"
 #: The middle of the spread of Retry-After, so that two runs print the same.
 MIDDLE = 0.5
+#: Longest message shown of an answer.
+MAX_MESSAGE = 1000
+#: Replica of what a lane holds that the state does not name, and the rids of all that is filled up.
+ELSEWHERE = "(elsewhere)"
 #: Leases of copied reservations: longer than any explanation takes.
 LEASE_S = 3600.0
+
+#: When something ends of which only the size is known, for retry times.
+UNKNOWN_END_S = 5.0
 
 Reservations = dict[str, list[LiveReservation]]
 
@@ -55,9 +65,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 the decision was made, whatever it is; 1 it could not be made."""
+    """0 the decision was made, whatever it is; 1 it could not be made; 2 wrong usage."""
+    headers = _headers(args.header)
+    if headers is None:
+        return 2
     config = load(args.config)
-    head = RequestHead(args.method, args.path.partition("?")[0], _headers(args.header))
+    head = RequestHead(args.method, args.path.partition("?")[0], headers)
     try:
         body = sys.stdin.buffer.read() if args.body == "-" else Path(args.body).read_bytes()
     except OSError as error:
@@ -93,7 +106,13 @@ async def _explain(config: Config, args: argparse.Namespace, head: RequestHead, 
     counting.close()
     count_ms = pending.timings_ms.get("count", 0.0)
     record = decision_record(decision, at_s=time.time(), decision_ms=elapsed_ms, count_ms=count_ms)
-    return record | {"rid": None}
+    refusal = decision.refusal
+    answer = {
+        "code": refusal.code if refusal else None,
+        "param": refusal.param if refusal else None,
+        "message": clean(refusal.message, MAX_MESSAGE) if refusal else None,
+    }
+    return record | {"rid": None} | answer
 
 
 async def _live(config: Config) -> tuple[LedgerSnapshot, Reservations]:
@@ -102,8 +121,11 @@ async def _live(config: Config) -> tuple[LedgerSnapshot, Reservations]:
         return snapshot, {name: await ledger.reservations(name) for name in snapshot.replicas}
 
 
-async def copy_of(snapshot: LedgerSnapshot, reservations: Reservations) -> Ledger:
-    """An in-memory ledger in the state of ``snapshot``, with its clock standing still."""
+async def copy_of(snapshot: LedgerSnapshot, reservations: Reservations) -> InMemoryLedger:
+    """An in-memory ledger in the state of ``snapshot``, with its clock standing still.
+
+    Sums of the snapshot that its reservations do not add up to are filled up, for a state may be told by its sums.
+    """
     ledger = InMemoryLedger(lambda: snapshot.now_s)
     upserts = [
         Upsert(
@@ -115,13 +137,60 @@ async def copy_of(snapshot: LedgerSnapshot, reservations: Reservations) -> Ledge
         for held in reservations.values()
         for live in held
     ]
-    await ledger.renew(upserts)
+    await ledger.renew([*upserts, *_fillers(snapshot, reservations)])
     reports = [view.report for view in snapshot.replicas.values() if view.report is not None]
     await ledger.publish(reports, list(snapshot.devices.values()), LEASE_S)
     for view in snapshot.replicas.values():
         if view.drained_by_operator:
             await ledger.drain(view.replica, True)
+    _as_seen(ledger, snapshot)
     return ledger
+
+
+def _fillers(snapshot: LedgerSnapshot, reservations: Reservations) -> Iterator[Upsert]:
+    """Reservations that stand for what is held beside the known ones: a pool's blocks and sequences, a lane's requests."""
+    numbers = count()
+    in_lane: Counter[str] = Counter()
+    for name, view in snapshot.replicas.items():
+        held = reservations.get(name, [])
+        in_lane.update(each.reservation.lane for each in held)
+        blocks = view.reserved_blocks - sum(each.current_blocks for each in held)
+        sequences = view.sequences - sum(each.reservation.need.sequences for each in held)
+        known: Counter[str] = Counter()
+        for each in held:
+            known[each.reservation.lane] += each.current_blocks
+        for lane, share in view.lane_blocks.items():
+            part = min(blocks, share - known[lane])
+            if part > 0:
+                blocks -= part
+                in_lane[lane] += 1
+                yield _filler(next(numbers), name, lane, snapshot.now_s, blocks=part)
+        if blocks > 0 or sequences > 0:
+            yield _filler(next(numbers), name, "", snapshot.now_s, blocks=max(0, blocks), sequences=max(0, sequences))
+    for lane, in_flight in snapshot.lanes.items():
+        for _ in range(in_flight - in_lane[lane]):
+            yield _filler(next(numbers), ELSEWHERE, lane, snapshot.now_s)
+
+
+def _filler(number: int, replica: str, lane: str, now_s: float, *, blocks: int = 0, sequences: int = 0) -> Upsert:
+    need = Need(kv_blocks=blocks, input_blocks=0, kv_bytes=0, prefill_tokens=0, sequences=sequences)
+    rid = f"{ELSEWHERE}-{number}"
+    held = Reservation(
+        rid, "", replica, lane, "", rid, "", now_s, need, 0, 0, None, blocks, LEASE_S, expected_s=UNKNOWN_END_S
+    )
+    return Upsert(held, LEASE_S, current_blocks=blocks)
+
+
+def _as_seen(ledger: InMemoryLedger, snapshot: LedgerSnapshot) -> None:
+    """Put figures that have a history (foreign blocks, the prefill bucket, pending device memory) to what was seen."""
+    book = ledger.reference.book
+    for name, view in snapshot.replicas.items():
+        sums, scrape = book.sum_of(name), book.scrapes.get(name)
+        sums.level, sums.level_at_us = view.prefill_level_tokens, to_us(snapshot.now_s)
+        if scrape is not None and view.foreign_blocks is not None:
+            scrape.foreign = view.foreign_blocks
+    for device, pending in snapshot.device_reserved_bytes.items():
+        book.pending_bytes[device] = max(pending, book.pending_bytes.get(device, 0))
 
 
 def decision_text(record: Record) -> str:
@@ -145,6 +214,10 @@ def decision_text(record: Record) -> str:
             else ", a retry cannot help"
         )
         lines.append(f"status {record['status']}{wait}")
+        code = f"{record['code']}: " if record.get("code") else ""
+        where = f" ({record['param']})" if record.get("param") else ""
+        if record.get("message"):
+            lines.append(f"answer {code}{record['message']}{where}")
     rows = [
         (
             c["target"],
@@ -161,11 +234,16 @@ def decision_text(record: Record) -> str:
     return "\n".join([*lines, *(("", text) if text else ()), *(f"note: {line}" for line in record["warnings"])])
 
 
-def _headers(pairs: Sequence[str]) -> dict[str, str]:
+def _headers(pairs: Sequence[str]) -> dict[str, str] | None:
+    """Names in lower case -> values; None after a line about the one that has no name."""
     headers: dict[str, str] = {}
     for pair in pairs:
         name, colon, value = pair.partition(":")
         if not colon or not name.strip():
-            raise ConfigError([f"--header: {pair!r} is not NAME:VALUE; write it like content-type:application/json"])
+            print(
+                f"kvgate explain: --header {pair!r}: write it as NAME:VALUE, like content-type:application/json",
+                file=sys.stderr,
+            )
+            return None
         headers[name.strip().lower()] = value.strip()
     return headers
