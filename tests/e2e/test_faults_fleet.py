@@ -86,6 +86,7 @@ async def test_engine_killed(stack: Stack) -> None:
     try:
         await ledger.reserve(_forgotten("forgotten"))
         await stack.until_reserved(4)
+        await asyncio.sleep(1.0)  # the agent has seen it at work: counters that fall tell of the restart
         stack.kill_engine("primary-0")
         broken = await streams.all()
         assert {reply.status for reply in broken} == {0}

@@ -22,7 +22,7 @@ REST: dict[str, Any] = {"lanes": {"edit": {}}, "aliases": {"coder": {"lane": "ed
 #: From the end of the last client's stream to an empty ledger.
 EMPTY_WITHIN_S = 15.0
 #: Envoy's message timeout is 1 s; the rest is this machine's.
-REFUSED_WITHIN_S = 1.8
+REFUSED_WITHIN_S = 2.5
 #: 57 blocks by the bound, and 13 s or more: five leave room for one or two short ones.
 LONG = chat("coder", 600)
 SHORT = chat("coder", 20)
@@ -62,8 +62,8 @@ async def test_stopped_for_nine_seconds(stack: Stack) -> None:
         resumed = time.monotonic()
         assert streams.running == 5
         await asyncio.sleep(3.0)
-    refused = trickle.replies(stopped, resumed - 1.0)
-    assert len(refused) >= 20
+    refused = trickle.replies(stopped, resumed - 1.5)
+    assert len(refused) >= 15
     assert {(reply.status, reply.headers.get("x-kvgate-decision")) for reply in refused} == {(503, "unavailable")}
     assert [malformed(reply) for reply in refused if malformed(reply)] == []
     slowest = max(reply.took_s for reply in refused)
