@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,3 +66,27 @@ def test_bytes_become_tokens_once_calibrated() -> None:
     guess = learning.tokens_from_bytes(BYTES, 40_000)
     assert guess is not None
     assert abs(guess - 1000) <= 100
+
+
+def test_pace_is_the_mean_of_whole_answers() -> None:
+    """The first answer sets it, later ones move it a little, and very short ones say nothing."""
+    learning = Learning()
+    assert learning.token_s("big") is None
+    learning.observe_pace("big", 1.0, 2)
+    assert learning.token_s("big") is None
+    learning.observe_pace("big", 4.0, 100)
+    assert learning.token_s("big") == 0.04
+    learning.observe_pace("big", 7.2, 100)
+    assert learning.token_s("big") == pytest.approx(0.041)
+    for _ in range(200):
+        learning.observe_pace("big", 8.0, 100)
+    assert learning.token_s("big") == pytest.approx(0.08, rel=0.01)
+
+
+def test_the_typical_output_is_the_median() -> None:
+    """Half of the outputs are at most as long; unknown while too few were seen."""
+    learning = Learning()
+    for tokens in [10] * 30 + [1000] * 20:
+        learning.observe_output(KEY, tokens)
+    assert learning.typical_output(KEY) in range(10, 12)
+    assert learning.typical_output(("other", "big", "chat:s:-:long")) is None

@@ -1,0 +1,85 @@
+"""Where a request may go, in which order the ledger is asked, and how long it is expected to run there."""
+
+from __future__ import annotations
+
+import pytest
+
+from extproc.candidates import (
+    FIRST_PER_TARGET,
+    MAX_PER_TARGET,
+    USUAL_DECODE_TOKENS_PER_S,
+    Ask,
+    Forecast,
+    Place,
+    Planner,
+)
+from extproc.config.models import Config, Lane
+from extproc.memory import KvModel
+from extproc.types import TokenCount
+
+LANE = Lane()
+
+
+def planner(replicas: int) -> Planner:
+    """``big`` with so many replicas of 1,600 tokens each, then ``small`` with one, then a remote."""
+    made = [{"name": f"big-{n}", "url": "http://127.0.0.1:1", "kvTokens": 1600} for n in range(replicas)]
+    config = Config.model_validate({
+        "targets": {
+            "big": {"engine": "vllm", "replicas": made},
+            "small": {"engine": "vllm", "replicas": [{"name": "small-0", "url": "http://127.0.0.1:2", "kvTokens": 1600}]},
+            "far": {"engine": "openai", "url": "https://127.0.0.1:3"},
+        },
+        "noAgent": "ledgerOnly",
+    })  # fmt: skip
+    return Planner(config, lambda target, block: KvModel.tokens_only(block or 16, target, "vllm", 1))
+
+
+def rounds(replicas: int, *, forecast: Forecast | None = None, exact: bool = True, **more: object) -> list[list[Place]]:
+    """The lists for a request of 160 tokens in and up to 80 out."""
+    count = TokenCount((160,), "exact")
+    ask = Ask(count, 1, 80, 0, exact, True)
+    chain = ["big", "small", "far"]
+    return list(
+        planner(replicas).rounds(
+            chain, LANE, dict.fromkeys(chain, ask), lambda _: forecast or Forecast(), lambda _: None,
+            lambda name: (0, 0, float(name.rpartition("-")[2])), **more,  # type: ignore[arg-type]
+        )
+    )  # fmt: skip
+
+
+def test_few_replicas_are_one_question() -> None:
+    """Up to four replicas of a target: every place of the chain in one list."""
+    (only,) = rounds(FIRST_PER_TARGET)
+    assert [place.replica for place in only] == ["big-0", "big-1", "big-2", "big-3", "small-0", "far"]
+
+
+def test_a_targets_other_replicas_come_before_the_next_target() -> None:
+    """The best four are asked first, the others with the rest of the chain behind them, and no more than sixteen."""
+    first, second = rounds(MAX_PER_TARGET + 4)
+    assert [place.replica for place in first] == [f"big-{n}" for n in range(FIRST_PER_TARGET)]
+    assert [place.replica for place in second[-3:]] == [f"big-{MAX_PER_TARGET - 1}", "small-0", "far"]
+    assert len(first) + len(second) == MAX_PER_TARGET + 2
+
+
+def test_promised_blocks_belong_to_their_replica() -> None:
+    """What one replica keeps for others is no matter at the next."""
+    (only,) = rounds(2, promised=lambda name: 7 if name == "big-1" else 0)
+    kept = {place.replica: place.candidate.promised_blocks for place in only if place.candidate is not None}
+    assert kept == {"big-0": 0, "big-1": 7, "small-0": 0, "far": 0}
+
+
+@pytest.mark.parametrize(
+    ("forecast", "exact", "seconds"),
+    [
+        (Forecast(), True, 80 / USUAL_DECODE_TOKENS_PER_S),
+        (Forecast(token_s=0.05), True, 4.0),
+        (Forecast(output_tokens=60, typical_tokens=20, token_s=0.05), False, 1.0),
+        (Forecast(output_tokens=60, typical_tokens=20, token_s=0.05), True, 4.0),
+    ],
+    ids=["nothing known", "pace known", "median output", "runs to its cap"],
+)
+def test_expected_run(forecast: Forecast, exact: bool, seconds: float) -> None:
+    """Retry times go by the probable output at the pace of past answers."""
+    place = rounds(1, forecast=forecast, exact=exact)[0][0]
+    assert place.candidate is not None
+    assert place.candidate.expected_s == pytest.approx(seconds)
