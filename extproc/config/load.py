@@ -62,9 +62,22 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge, then keep each key's last value only: merges of merges would multiply without bound otherwise."""
-        super().flatten_mapping(node)
-        node.value = list({(key.tag, key.value): (key, value) for key, value in node.value}.values())
+        """Merge as YAML says: a key's own value stands, then the first merged one's; each key is kept once.
+
+        Keeping all, merges of merges would multiply without bound.
+        """
+        own = [(key, value) for key, value in node.value if key.tag != MERGE]
+        sources = [value for key, value in node.value if key.tag == MERGE]
+        node.value = own  # before its sources are looked at: it may be one of them
+        kept = {(key.tag, key.value): (key, value) for key, value in own}
+        for source in sources:
+            for mapping in source.value if isinstance(source, yaml.SequenceNode) else [source]:
+                if not isinstance(mapping, yaml.MappingNode):
+                    raise yaml.constructor.ConstructorError(None, None, "`<<` takes mappings", mapping.start_mark)
+                self.flatten_mapping(mapping)
+                for key, value in mapping.value:
+                    kept.setdefault((key.tag, key.value), (key, value))
+        node.value = list(kept.values())
 
 
 def load(path: str | Path) -> Config:

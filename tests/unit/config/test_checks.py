@@ -1,0 +1,104 @@
+"""Cross-checks: workers and their addresses, ledgers that cannot be shared, surprises that are only warned of."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from extproc.config import load_text
+from extproc.config.checks import warnings, worker_addresses
+from extproc.errors import ConfigError
+from extproc.gateway import build
+
+TARGETS = """
+targets: {t: {engine: vllm, replicas: [{name: r, url: "http://127.0.0.1:1"}]}}
+lanes: {a: {}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("serve", "key"),
+    [
+        ("{admin: '127.0.0.1:65534', workers: 4}", "serve.admin"),
+        ("{listen: '127.0.0.1:65534', workers: 4}", "serve.listen"),
+        ("{listen: '127.0.0.1:9900', admin: '127.0.0.1:9902', workers: 4}", "serve.admin"),
+        ("{listen: '127.0.0.1:9902'}", "serve.admin"),
+        ("{listen: 'unix:/" + "a" * 105 + "', workers: 2}", "serve.listen"),
+    ],
+)
+def test_every_worker_needs_an_address_of_its_own(serve: str, key: str) -> None:
+    """The last worker's port or path must exist, and no two may meet."""
+    with pytest.raises(ConfigError) as caught:
+        load_text(f"lanes: {{a: {{}}}}\nserve: {serve}", where="k")
+
+    (line,) = caught.value.problems
+    assert line.startswith(f"k: {key}: ")
+
+
+def test_addresses_of_workers() -> None:
+    """Sockets get numbers, ports follow each other, a free port stays free, and one worker has the address as it is."""
+    assert worker_addresses("unix:/s", 2) == ("unix:/s.0", "unix:/s.1")
+    assert worker_addresses("[::1]:70", 2) == ("[::1]:70", "[::1]:71")
+    assert worker_addresses("127.0.0.1:0", 2) == ("127.0.0.1:0", "127.0.0.1:0")
+    assert worker_addresses("unix:/s", 1) == ("unix:/s",)
+
+
+def test_a_ledger_of_one_process_is_not_shared_by_workers() -> None:
+    """Each would admit as if it were alone."""
+    with pytest.raises(ConfigError, match=r"ledger\.url: `memory`"):
+        load_text("lanes: {a: {}}\nledger: {url: memory}\nserve: {workers: 2}", where="k")
+
+
+@pytest.mark.parametrize(
+    ("more", "start"),
+    [
+        ("ledger: {url: embedded}", "ledger.url: `embedded`"),
+        ("serve: {listen: '127.0.0.1:0'}", "serve.listen: with port 0"),
+        ("", "unknownPaths: `pass`"),
+    ],
+)
+def test_what_surprises_is_warned_of(more: str, start: str) -> None:
+    """It loads, and ``check`` says so."""
+    assert [line for line in warnings(load_text(TARGETS + more, where="k")) if line.startswith(start)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TARGETS + "unknownPaths: reject",
+        "lanes: {a: {}}",
+        "targets: {o: {engine: openai, url: 'http://h'}}\nlanes: {a: {}}",
+    ],
+)
+def test_other_paths_are_warned_of_only_where_they_reach_our_engines(text: str) -> None:
+    """Refused paths and files without local engines are no danger to them."""
+    assert not [line for line in warnings(load_text(text, where="k")) if line.startswith("unknownPaths")]
+
+
+def test_the_largest_accepted_figures_make_a_bootstrap() -> None:
+    """What ``check`` accepts, ``kvgate envoy`` can write: every bound at once."""
+    config = load_text(
+        """
+ledger: {deadlineMs: 1000, leaseS: 3600}
+serve: {countDeadlineMs: 86000000, maxBodyBytes: 1073741824, listen: "127.0.0.1:65472", workers: 64}
+envoy:
+  messageTimeoutMs: 86400000
+  maxMessageTimeoutMs: 86400000
+  streamIdleTimeoutS: 604800
+  periodicS: 60
+  undecided: {open: {target: t, maxRequests: 1000000}}
+targets:
+  t: {engine: vllm, servedModel: "模型 x", adapters: ["a b"], replicas: [{name: r, url: "http://[::1]:65535/p"}]}
+  o: {engine: openai, url: "https://h", auth: {inject: {secretEnv: K, header: x-key, prefix: ""}}}
+lanes: {a: {fallback: o, maxInputTokens: 2147483647}}
+aliases: {"x y": {lane: a, targets: [t]}}
+""",
+        where="k",
+    )
+    made: dict[str, Any] = json.loads(build.as_json(build.build(config, node_id="n")))
+
+    (ext_proc,) = [c for c in made["static_resources"]["clusters"] if c["name"] == "kvgate-extproc"]
+    endpoints = ext_proc["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    assert len({e["endpoint"]["address"]["socket_address"]["port_value"] for e in endpoints}) == 64
