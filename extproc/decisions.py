@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from extproc.candidates import Place
-from extproc.config.models import Config
+from extproc.config.models import Config, Lane
 from extproc.dialects import InferenceRequest, Parsed, edit
 from extproc.errors import BadRequest
 from extproc.gateway.names import HEADER_ADAPTER, HEADER_MAX_RETRIES, HEADER_MODEL_AT, HEADER_RID, model_at
@@ -22,6 +22,8 @@ from extproc.types import ConsideredCandidate, Decision, Figures, Reason, Refusa
 
 #: Output caps fall into classes of requests that behave alike: none, short, medium, long.
 CAP_CLASSES = (256, 2048)
+#: Log-probabilities of one input token that engines give by default (vLLM's --max-logprobs).
+USUAL_LOGPROBS = 20
 #: ``Verdict.refused_by`` of a candidate behind the one that was taken.
 NOT_TRIED = "not_tried"
 #: Reasons of input that is at fault by itself, by status.
@@ -356,6 +358,18 @@ def _sentence(reason: Reason, what: Understood | None) -> str | None:
         asked = f" and asks for up to {cap} more" if cap else ""
         return f"The input has {count.input_tokens} tokens{asked}; no engine of this model can hold that."
     return None
+
+
+def denied(lane: Lane, request: InferenceRequest) -> BadRequest | None:
+    """What the lane does not serve, whatever the room.
+
+    Log-probabilities of the whole vocabulary for each input token take input x vocabulary x 8 bytes of the engine's host
+    memory, 62 GB at 100,000 x 155,000 (vLLM); no ledger counts that.
+    """
+    if lane.prompt_logprobs == "allow" or 0 <= request.prompt_logprobs <= USUAL_LOGPROBS:
+        return None
+    message = f"The lane serves at most {USUAL_LOGPROBS} log-probabilities for each input token."
+    return BadRequest(400, "prompt_logprobs_not_allowed", message, "prompt_logprobs")
 
 
 def request_class(request: InferenceRequest) -> str:

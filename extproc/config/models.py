@@ -219,6 +219,7 @@ class Lane(Section):
     queue: LaneQueue | None = None
     clamp_output: bool = False
     include_usage: bool = False
+    prompt_logprobs: Literal["deny", "allow"] = "deny"
     remote: Literal["allow", "never"] = "allow"
     when_down: Literal["reject", "remote", "share"] | None = None
 

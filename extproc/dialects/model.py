@@ -139,7 +139,8 @@ class InferenceRequest:
     ``max_output_tokens`` is the largest cap named, None without one, 0 where nothing is generated.
     ``min_output_tokens`` is what the engine is forced to produce (min_tokens; the cap with ignore_eos).
     ``unknown_parts`` counts content parts of types we do not know; each is charged a configured amount.
-    ``prefill`` says that the last message is an assistant's to be continued. ``context_tokens`` is a context
+    ``prompt_logprobs`` is how many log-probabilities the engine keeps for each input token; negative: of the whole
+    vocabulary. ``prefill`` says that the last message is an assistant's to be continued. ``context_tokens`` is a context
     length that the request itself asks the engine for (Ollama's num_ctx), None otherwise; ``context_ids`` the
     length of an earlier context sent along as token ids.
     ``reserve`` is False for control calls and load/unload requests. ``body_bytes`` is the decoded body's size.
@@ -160,7 +161,7 @@ class InferenceRequest:
     has_tools: bool = False
     include_usage_asked: bool = False
     ignore_eos: bool = False
-    prompt_logprobs: bool = False
+    prompt_logprobs: int = 0
     prefill: bool = False
     context_tokens: int | None = None
     context_ids: int = 0

@@ -277,11 +277,12 @@ def _template_kwargs(members: Members) -> dict[str, Json]:
     return kwargs
 
 
-def _prompt_logprobs(members: Members) -> bool:
-    """Whether the engine must keep logits for the whole prompt (prompt tokens x vocabulary in host memory)."""
+def _prompt_logprobs(members: Members) -> int:
+    """Log-probabilities kept for each input token; completions ask for them with ``echo`` and ``logprobs``."""
     value = fields.integer(members.get("prompt_logprobs"), "prompt_logprobs")
-    if value is not None and value != 0:
-        return True
-    echo = fields.flag(members, "echo")
+    if value:
+        return value
     logprobs = members.get("logprobs")
-    return echo and logprobs is not None and logprobs is not False
+    if not fields.flag(members, "echo") or logprobs is None or logprobs is False:
+        return 0
+    return 1 if logprobs is True else fields.integer(logprobs, "logprobs") or 0

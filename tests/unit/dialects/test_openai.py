@@ -112,16 +112,18 @@ def test_forced_output() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
-    [({}, False), ({"prompt_logprobs": 0}, False), ({"prompt_logprobs": 5}, True), ({"prompt_logprobs": -1}, True)],
+    [({}, 0), ({"prompt_logprobs": 0}, 0), ({"prompt_logprobs": 5}, 5), ({"prompt_logprobs": -1}, -1)],
 )
-def test_prompt_logprobs_are_seen(fields: dict[str, Any], expected: bool) -> None:
+def test_prompt_logprobs_are_seen(fields: dict[str, Any], expected: int) -> None:
     """They cost prompt x vocabulary of host memory; a lane decides about them."""
-    assert request(CHAT, chat(**fields)).prompt_logprobs is expected
+    assert request(CHAT, chat(**fields)).prompt_logprobs == expected
 
 
-def test_echo_with_logprobs_is_prompt_logprobs() -> None:
+@pytest.mark.parametrize(("logprobs", "expected"), [(1, 1), (0, 0), (None, 0), (True, 1), (-1, -1)])
+def test_echo_with_logprobs_is_prompt_logprobs(logprobs: Any, expected: int) -> None:
     """The completions API asks for the same thing by another name."""
-    assert request(COMPLETIONS, {"prompt": "x", "echo": True, "logprobs": 1, "max_tokens": 0}).prompt_logprobs
+    asked = {"prompt": "x", "echo": True, "logprobs": logprobs, "max_tokens": 0}
+    assert request(COMPLETIONS, asked).prompt_logprobs == expected
 
 
 def test_prefill_is_seen() -> None:
