@@ -167,8 +167,8 @@ class Planner:
             ),
             cap_blocks=cap_blocks,
             cap_s=min(CAP_S_MAX, max(CAP_S_MIN, limits.cap_tokens / (decode or SLOWEST_DECODE_TOKENS_PER_S))),
-            devices=() if target.engine in PREALLOCATING else replica.devices,
-            device_guard_bytes=max(lane.min_free_vram_mb, self._config.devices.guard_mb) * MIB,
+            devices=replica.devices,
+            device_guard_bytes=self._guard_mb(target, lane) * MIB,
             static_capacity_blocks=static,
             static_max_sequences=replica.max_sequences,
             watermark=target.watermark,
@@ -205,6 +205,11 @@ class Planner:
         model = self._config.models.get(target.model) if target.model is not None else None
         bounds = [bound for bound in (reported, model.context_tokens if model else None) if bound is not None]
         return min(bounds) if bounds else None
+
+    def _guard_mb(self, target: Target, lane: Lane) -> int:
+        """What must stay free on each device; where the pool is allocated at start, minFreeVramMb says nothing."""
+        guard = self._config.devices.guard_mb
+        return guard if target.engine in PREALLOCATING else max(lane.min_free_vram_mb, guard)
 
     def _vram(self, target: Target, lane: Lane, kv_bytes: int, shards: int) -> tuple[int, ...]:
         if target.engine in PREALLOCATING or not shards:

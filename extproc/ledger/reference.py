@@ -143,9 +143,9 @@ class ReferenceLedger(Scrapes):
         for i, uuid in enumerate(c.devices):
             need = c.need.vram_bytes[i] if i < len(c.need.vram_bytes) else 0
             d = self.book.devices.get(uuid)
-            if d is not None and d.report.state in ("lost", "unknown"):
+            if d is not None and d.report.state == "lost":
                 return Reason.UNKNOWN_STATE
-            free = whole(d.report.free_bytes) if d is not None else -1
+            free = whole(d.report.free_bytes) if d is not None and d.report.state != "unknown" else -1
             if d is None or d.expires_us <= now or now - d.start_us > known_for_us or free < 0:
                 if need > 0:
                     return Reason.UNKNOWN_STATE

@@ -221,11 +221,13 @@ async def test_an_ended_requests_card_bytes_count_until_a_later_scrape(ledger: L
     assert await reasons(ledger, ask("2", place)) == [None]
 
 
-@pytest.mark.parametrize(("state", "answer"), [("lost", "unknown_state"), ("ok", "insufficient_headroom")])
+@pytest.mark.parametrize(
+    ("state", "answer"), [("lost", "unknown_state"), ("ok", "insufficient_headroom"), ("unknown", None)]
+)
 async def test_a_lost_card_is_unknown_and_a_full_one_is_guarded(
     ledger: Ledger, clock: Clock, state: str, answer: str
 ) -> None:
-    """On engines that preallocate, the guard alone is checked."""
+    """On engines that preallocate, the guard alone is checked, and only where the driver tells what is free."""
     await ledger.publish([report(clock())], [device(clock(), state=state, free_bytes=50)], 30)
     place = candidate(n=need(1), devices=("GPU-1",), device_guard_bytes=256)
     assert await reasons(ledger, ask("1", place)) == [answer]
@@ -240,6 +242,8 @@ async def test_an_unreported_card_is_unknown_only_to_who_needs_its_memory(ledger
         ask("2", candidate(n=need(1, vram_bytes=(1,)), devices=("GPU-9",))),
     )
     assert answers == [None, "unknown_state"]
+    await ledger.publish([], [device(clock(), "GPU-9", state="unknown", free_bytes=None)], 30)
+    assert await reasons(ledger, ask("3", candidate(n=need(1, vram_bytes=(1,)), devices=("GPU-9",)))) == ["unknown_state"]
 
 
 @pytest.mark.parametrize(

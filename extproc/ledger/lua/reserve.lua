@@ -19,8 +19,8 @@ local function devices_refuse(c, fresh_for)
   for i, uuid in ipairs(c[12]) do
     local raw, vram = call('HGET', DEV, uuid), c[9][i] or 0
     local d = raw and unpack_one(raw)
-    local live = d and d[4] > now and now - d[2] <= fresh_for
-    if d and (d[1] == 'lost' or d[1] == 'unknown') then return 'unknown_state' end
+    local live = d and d[1] ~= 'unknown' and d[4] > now and now - d[2] <= fresh_for
+    if d and d[1] == 'lost' then return 'unknown_state' end
     if not live or d[3] < 0 then
       if vram > 0 then return 'unknown_state' end
     elseif d[3] - tonumber(call('HGET', DEVP, uuid) or 0) - vram < c[13] then
