@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from extproc.cli import main
 from extproc.commands import status
 from extproc.errors import ConfigError
 from extproc.ledger.base import Candidate, ReserveRequest
@@ -155,7 +156,7 @@ def test_what_cannot_work_is_one_line(
     words: tuple[str, ...], code: int, beginning: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Usage mistakes and ledgers that nobody else can see are said in one line."""
-    assert status.run(arguments(*words)) == code
+    assert main(["status", *words]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(beginning)
 
