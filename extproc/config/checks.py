@@ -142,7 +142,9 @@ def _ledger(url: str) -> Iterator[str]:
     except ValueError as error:
         yield f"{error}; write it like {example}"
         return
-    wrong = [f"{host}:{port}" for host, port in address.hosts if not host or not 0 < port <= forms.MAX_PORT]
+    wrong = [
+        f"{host}:{port}" for host, port in address.hosts if not forms.bare_host(host) or not 0 < port <= forms.MAX_PORT
+    ]
     if wrong:
         yield f"{wrong[0]!r} is not a host and a port; write it like {example}"
     if address.db < 0 or (address.db and address.kind == "cluster"):

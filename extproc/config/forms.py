@@ -28,7 +28,8 @@ FRAMING_HEADERS = frozenset(
 OWN_PREFIXES = ("x-kvgate-", "x-envoy-")
 
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
-_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?")
+#: Labels of 1 to 63 characters, as a resolver takes them; engines in containers have underscores in their names.
+_HOST = re.compile(r"(?=.{1,253}\Z)(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(?:\.(?!\Z)|\Z))+")
 _PATH = re.compile(r"(?:/[^\s?#]*)?")
 _AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::([0-9]{1,5}))?")
 
@@ -122,9 +123,14 @@ def http_url(text: str) -> str:
     return text
 
 
+def bare_host(text: str) -> bool:
+    """The same with an IPv6 address without brackets."""
+    return _is_ip(text, ipaddress.IPv6Address) or (host(text) and not text.startswith("["))
+
+
 def server_name(text: str) -> str:
     """The host that a certificate names, IPv6 without brackets."""
-    if not host(text) and not _is_ip(text, ipaddress.IPv6Address):
+    if not bare_host(text):
         raise wrong("api.example.com")
     return text
 

@@ -142,6 +142,7 @@ def test_a_value_that_nobody_could_use_is_refused_at_its_path(key: str, text: st
         "redis://h:port",
         "redis://h:99999",
         "redis://[::1",
+        "redis://a..b:1",
         "unix://tmp/x",
         "unix:///",
         "redis://h/-1",
