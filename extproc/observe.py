@@ -40,6 +40,14 @@ class Observer:
         """An ext_proc stream ended."""
         self._metrics.stream_closed()
 
+    def exchange_began(self) -> None:
+        """A request waits for its decision."""
+        self._metrics.exchange_began()
+
+    def exchange_decided(self) -> None:
+        """It has one, or its stream ended without."""
+        self._metrics.exchange_decided()
+
     def decided(
         self, decision: Decision, pending: Pending, elapsed_ns: int, metadata: Callable[[], GrpcMetadata | None]
     ) -> None:

@@ -91,7 +91,7 @@ class Runtime:
         self.fleet = Fleet(ledger, self._saw)
         self.spans = Spans.from_config(config.telemetry, version=VERSION, on_result=metrics.spans)
         self.counting = Counting.from_config(config)
-        metrics.watch_counting(self.counting.stats)
+        metrics.watch_counting(self.counting.stats, self.counting.remembered_bytes)
         observer = Observer(metrics, self.spans, decisions, self.fleet)
         self.admission = Admission(
             config,

@@ -61,6 +61,14 @@ class Observer(Protocol):
         """An ext_proc stream ended."""
         ...
 
+    def exchange_began(self) -> None:
+        """A request waits for its decision."""
+        ...
+
+    def exchange_decided(self) -> None:
+        """It has one, or its stream ended without."""
+        ...
+
 
 class Gate:
     """Whether this process takes new work (``open``) and whether it wants any (``wanted``, what health says).
@@ -151,6 +159,7 @@ class Service:
         call = _Call(Exchange(self._max_body_bytes))
         task = asyncio.current_task()
         self._observer.stream_opened()
+        self._observer.exchange_began()
         try:
             async for message in requests:
                 await self._step(call, message, context)
@@ -165,6 +174,8 @@ class Service:
             task.uncancel()
         finally:
             self._observer.stream_closed()
+            if not call.written:
+                self._observer.exchange_decided()
             if task is not None:
                 self._answered.discard(task)
             if call.pending is not None:
@@ -192,6 +203,7 @@ class Service:
         # From here on Envoy may have the answer, whatever becomes of this call (it can end long after, where this
         # process was stopped in between): only the access log knows.
         call.written, call.pending = True, None
+        self._observer.exchange_decided()
         if pending.touched_ledger:
             self._completion.answered(pending.who)
         exchange.forget_body()

@@ -84,13 +84,10 @@ class Counting:
         """Whether giants go to the helper by now."""
         return self._helper is not None and self._helper.ready()
 
-    def remembered_bytes(self) -> dict[str, int]:
-        """target -> bytes that its tokenizer remembers of earlier prompts; bounded per tokenizer."""
-        return {
-            target: counter.vocabulary.encoder.remembered_bytes()
-            for target, counter in self._counters.items()
-            if counter.vocabulary is not None
-        }
+    def remembered_bytes(self) -> int:
+        """Bytes that the tokenizers of this process remember of earlier prompts; bounded per tokenizer."""
+        known = [counter.vocabulary.encoder for counter in self._counters.values() if counter.vocabulary is not None]
+        return sum(encoder.remembered_bytes() for encoder in {id(encoder): encoder for encoder in known}.values())
 
     def notes(self) -> list[str]:
         """One line per model whose tokenizer is not counted the fastest way, for the log."""

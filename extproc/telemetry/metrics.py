@@ -7,8 +7,7 @@ combination, and the fleet's gauges are built from the last snapshot only when s
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from extproc.config import Config
 from extproc.ledger.base import LedgerSnapshot, ReplicaState, ReplicaView
-from extproc.telemetry import names
+from extproc.telemetry import names, series
 from extproc.telemetry.names import NONE, OTHER, Metric
 from extproc.telemetry.record import MAX_TEXT, clean
 from extproc.types import Decision
@@ -116,22 +115,28 @@ class Metrics:
             m: Histogram(m.name, m.help, m.labels, buckets=m.buckets, registry=self.registry) for m in _own("histogram")
         }
         self._gauges[names.BUILD].labels(version).set(1)
-        for unknown in (names.LEDGER_UP, names.TOKENIZER_BYTES):
-            self._gauges[unknown].set(math.nan)
         self.registry.register(self._fleet)
         self.registry.register(self._counting)
         ProcessCollector(registry=self.registry)
 
     @classmethod
     def from_config(cls, config: Config, *, version: str = "") -> Metrics:
-        """Metrics in which every configured lane, target and model name keeps its own label value."""
-        return cls(
+        """Metrics in which every configured lane, target and model name keeps its own label value and stands at 0."""
+        metrics = cls(
             max_label_values=config.telemetry.max_label_values,
             models=(*config.aliases, *config.models),
             lanes=config.lanes,
             targets=config.targets,
             version=version,
         )
+        for decision in series.decisions(config):
+            metrics._counters[names.DECISIONS].labels(*decision)
+        for model in series.models(config):
+            metrics._counters[names.REQUESTED_MODELS].labels(*model)
+        for lane in series.queues(config):
+            metrics.queue_depth(lane, 0)
+        metrics._fleet.lanes = tuple(config.lanes)
+        return metrics
 
     # -- the request path
 
@@ -250,10 +255,6 @@ class Metrics:
 
     # -- kvgate itself
 
-    def tokenizer_memory(self, size_bytes: int) -> None:
-        """Memory held by tokenizers and their memo."""
-        self._gauges[names.TOKENIZER_BYTES].set(size_bytes)
-
     def decision_log_dropped(self, count: int = 1) -> None:
         """Records the decision log had no room for."""
         self._counters[names.DECISION_LOG_DROPPED].inc(count)
@@ -267,9 +268,9 @@ class Metrics:
         encoder, content_type = choose_encoder(accept)
         return content_type, encoder(self.registry)
 
-    def watch_counting(self, stats: CountingFigures) -> None:
+    def watch_counting(self, stats: CountingFigures, remembered_bytes: Callable[[], int]) -> None:
         """Show these figures from now on, as they are when somebody scrapes."""
-        self._counting.stats = stats
+        self._counting.stats, self._counting.remembered_bytes = stats, remembered_bytes
 
     # -- binding, once per combination
 
@@ -356,7 +357,7 @@ _COUNTING: Mapping[Metric, str] = {
 
 
 def _own(kind: str) -> Iterator[Metric]:
-    collected = {*_FLEET, *_COUNTING}
+    collected = {*_FLEET, *_COUNTING, names.REMEMBERED_BYTES}
     return (metric for metric in names.METRICS if metric.kind == kind and metric not in collected)
 
 
@@ -365,13 +366,15 @@ class _Counting(Collector):
 
     def __init__(self) -> None:
         self.stats: CountingFigures | None = None
+        self.remembered_bytes: Callable[[], int] = int
 
     def describe(self) -> Iterable[Family]:
-        return _families(_COUNTING).values()
+        return _families((*_COUNTING, names.REMEMBERED_BYTES)).values()
 
     def collect(self) -> Iterable[Family]:
-        families = _families(_COUNTING)
+        families = _families((*_COUNTING, names.REMEMBERED_BYTES))
         if self.stats is not None:
+            families[names.REMEMBERED_BYTES].add_metric((), self.remembered_bytes())
             for metric, attribute in _COUNTING.items():
                 families[metric].add_metric((), getattr(self.stats, attribute))
         return families.values()
@@ -382,6 +385,7 @@ class _Fleet(Collector):
 
     def __init__(self) -> None:
         self.snapshot: LedgerSnapshot | None = None
+        self.lanes: tuple[str, ...] = ()
 
     def describe(self) -> Iterable[Family]:
         return _families(_FLEET).values()
@@ -393,7 +397,7 @@ class _Fleet(Collector):
             families[names.SNAPSHOT_TIMESTAMP].add_metric((), snapshot.now_s)
             for view in snapshot.replicas.values():
                 _replica(families, view)
-            for lane, count in snapshot.lanes.items():
+            for lane, count in (dict.fromkeys(self.lanes, 0) | dict(snapshot.lanes)).items():
                 families[names.LANE_IN_FLIGHT].add_metric((lane,), count)
             _devices(families, snapshot)
         return families.values()

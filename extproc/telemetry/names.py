@@ -171,7 +171,9 @@ DEVICE_RESERVED = Metric(
 DEVICE_STATE = Metric("kvgate_device_state", "gauge", "1 for the state the device is in.", ("device", "state"))
 
 # kvgate itself.
-TOKENIZER_BYTES = Metric("kvgate_tokenizer_memory_bytes", "gauge", "Memory held by tokenizers and their memo.")
+REMEMBERED_BYTES = Metric(
+    "kvgate_tokenizer_memory_bytes", "gauge", "Text that the tokenizers of this process remember of earlier prompts."
+)
 DECISION_LOG_DROPPED = Metric(
     "kvgate_decision_log_dropped", "counter", "Records that the decision log had no room for."
 )

@@ -72,7 +72,7 @@ async def test_targets_of_one_model_are_counted_once(words: tuple[Words, Countin
     found = await counting.per_target(["a", "b", "remote"], ask(100))
     assert (found["a"], found["remote"].source) == (found["b"], "bound")
     assert len(encoder.threads) == 1
-    assert counting.remembered_bytes() == {"a": 7, "b": 7}
+    assert counting.remembered_bytes() == 7
 
 
 async def until(condition: Callable[[], bool], *, patience: int = 1000) -> None:

@@ -64,5 +64,6 @@ async def test_a_stream_that_ends_with_its_answer_is_observed() -> None:
         with pytest.raises(asyncio.CancelledError):
             await runtime.service.process(envoy(), ClosedStream())
         assert [row["outcome"] for row in await log.recent(10)] == ["admit"]
+        assert b"kvgate_exchanges_undecided 0.0" in runtime.metrics.exposition()[1]
     finally:
         runtime.counting.close()

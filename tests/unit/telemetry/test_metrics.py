@@ -121,23 +121,41 @@ def test_ledger_state_follows_the_last_call() -> None:
     assert value(found, "kvgate_ledger_call_duration_seconds_count", call="reserve") == 2
 
 
-def test_what_nobody_measured_yet_is_not_a_number() -> None:
-    """Before the first call the ledger is neither up nor down, and no tokenizer weighs nothing."""
-    found = scrape(Metrics())
-    assert math.isnan(value(found, "kvgate_ledger_up") or 0)
-    assert math.isnan(value(found, "kvgate_tokenizer_memory_bytes") or 0)
+def test_what_can_be_asked_for_stands_at_zero_from_the_start() -> None:
+    """No demand is 0, never an empty result; no value is NaN (cases i09, i10)."""
+    config = load_text(
+        "targets: {r: {engine: openai, url: 'https://h.test'}, s: {engine: openai, url: 'https://i.test'}}\n"
+        "lanes: {l: {fallback: s, queue: {}}, k: {targets: [s]}}\naliases: {coder: {lane: l, targets: [r]}}\n",
+        where="t",
+    )
+    metrics = Metrics.from_config(config)
+    metrics.fleet(replace(snapshot()[0], lanes={"k": 2}))
+    found = scrape(metrics)
+    refused = {"mode": "enforce", "decision": "reject", "target": "none"}
+    assert value(found, "kvgate_decisions_total", lane="l", reason="unknown_state", **refused) == 0
+    assert value(found, "kvgate_decisions_total", lane="none", reason="unknown_model", **refused) == 0
+    decided = [dict(labels) for name, labels in found if name == "kvgate_decisions_total"]
+    admitted = {(labels["lane"], labels["target"]) for labels in decided if labels["decision"] == "admit"}
+    assert admitted == {("l", "r"), ("l", "s"), ("k", "s")}
+    assert value(found, "kvgate_requested_models_total", model="coder", decision="reject") == 0
+    assert value(found, "kvgate_queue_depth", lane="l") == 0
+    assert value(found, "kvgate_lane_in_flight", lane="l") == 0
+    assert value(found, "kvgate_lane_in_flight", lane="k") == 2
+    assert value(found, "kvgate_ledger_up") == 0
+    assert not any(math.isnan(figure) for figure in found.values())
 
 
 def test_counting_is_read_when_somebody_scrapes() -> None:
     """The counter's own figures are absent without a counter and current with one."""
     metrics, stats = Metrics(), CountingStats()
     assert value(scrape(metrics), "kvgate_count_deadlines_total") is None
-    metrics.watch_counting(stats)
+    metrics.watch_counting(stats, lambda: 5)
     stats.deadlines, stats.refused_for_memory, stats.pending_bytes = 2, 1, 4096
     found = scrape(metrics)
     assert value(found, "kvgate_count_deadlines_total") == 2
     assert value(found, "kvgate_count_refused_total") == 1
     assert value(found, "kvgate_count_pending_bytes") == 4096
+    assert value(found, "kvgate_tokenizer_memory_bytes") == 5
 
 
 def test_client_model_names_are_capped() -> None:
@@ -221,7 +239,6 @@ def test_gauges_that_others_set() -> None:
     metrics.exchange_decided()
     metrics.queue_depth("fast-edit", 3)
     metrics.undelivered_ends(4)
-    metrics.tokenizer_memory(5)
     metrics.reaped(6)
     metrics.renewals_refused(7)
     metrics.misrouted("primary-32b")
@@ -234,7 +251,6 @@ def test_gauges_that_others_set() -> None:
     assert value(found, "kvgate_exchanges_undecided") == 0
     assert value(found, "kvgate_queue_depth", lane="fast-edit") == 3
     assert value(found, "kvgate_undelivered_ends") == 4
-    assert value(found, "kvgate_tokenizer_memory_bytes") == 5
     assert value(found, "kvgate_reaped_reservations_total") == 6
     assert value(found, "kvgate_renewals_refused_total") == 7
     assert value(found, "kvgate_misrouted_total", target="primary-32b") == 1
