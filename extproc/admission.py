@@ -132,8 +132,8 @@ class Admission:
         route = self._lanes.classify(pending.head, request.model or "")
         if route is None or not route.chain:
             return self._decisions.refused(pending.who, Reason.UNKNOWN_MODEL, parsed=parsed)
-        if (error := denied(route.lane, request)) is not None:
-            return self._decisions.bad_request(pending.who, error)
+        if (unserved := denied(route.lane, request)) is not None:
+            return self._decisions.bad_request(pending.who, unserved)
         queue = route.lane.queue if extend is not None else None
         if queue is None or extend is None:
             what = await self._understand(pending, parsed, request, route)

@@ -243,7 +243,8 @@ async def test_an_unreported_card_is_unknown_only_to_who_needs_its_memory(ledger
     )
     assert answers == [None, "unknown_state"]
     await ledger.publish([], [device(clock(), "GPU-9", state="unknown", free_bytes=None)], 30)
-    assert await reasons(ledger, ask("3", candidate(n=need(1, vram_bytes=(1,)), devices=("GPU-9",)))) == ["unknown_state"]
+    needs_it = candidate(n=need(1, vram_bytes=(1,)), devices=("GPU-9",))
+    assert await reasons(ledger, ask("3", needs_it)) == ["unknown_state"]
 
 
 @pytest.mark.parametrize(
