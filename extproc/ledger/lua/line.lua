@@ -6,7 +6,7 @@
 --   no blocks at all while too few promises are taken up.
 -- Invariant: at most MOST promises, none later than LATE_US; stock is never touched.
 -- Cost: O(promises).
-local EARLY_US, LATE_US, WORTH_KEEPING, WEIGHT, MOST = 20000, 500000, 0.5, 1 / 16, 256
+local EARLY_US, LATE_US, WORTH_KEEPING, WEIGHT, MOST = 20000, 500000, 0.75, 1 / 16, 256
 local now = clock()
 pool(now)
 local q = unpack_one(ARGV[2])
