@@ -175,11 +175,11 @@ def _largest_format(rows: list[tuple[str, PlanRow]]) -> list[tuple[str, PlanRow]
 
 def _config_requests(args: argparse.Namespace, config: Config, budgets: tuple[DeviceBudget, ...]) -> list[PlanRequest]:
     found: list[PlanRequest] = []
+    models = ModelSet.load(config, where=args.config)
     for name, target in _local(config):
-        model = config.models.get(target.model or "")
-        if model is None or model.geometry is None:
+        model, geometry = config.models.get(target.model or ""), models.geometry(name)
+        if model is None or geometry is None:
             raise ConfigError([f"{args.config}: targets.{name}: its model has no geometry; set models.<name>.geometry"])
-        geometry = load_geometry(model.geometry)
         form = weight_format(model.weights.quantization or geometry.quantization or geometry.dtype)
         common = PlanRequest(
             geometry, engine_rules(target.engine, None), form.name, 1, budgets, form=form,

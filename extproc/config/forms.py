@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 #: A unix socket's path is at most this many bytes long (sockaddr_un on Linux, without the closing zero).
 MAX_SOCKET_PATH = 107
 MAX_PORT = 65535
+MAX_FILE_NAME = 255
 #: Headers that frame a message or belong to one hop: writing them would break the request, not mark it.
 FRAMING_HEADERS = frozenset(
     {
@@ -60,6 +61,13 @@ def printable(text: str) -> str:
     """Text that a log line, a JSON value and a header can hold as it is: no control characters, no outer blanks."""
     if not text or text != text.strip() or not text.isprintable():
         raise wrong("qwen-coder", "is empty or holds blanks at an end or characters that cannot be printed")
+    return text
+
+
+def file_path(text: str) -> str:
+    """A path that a file system takes: printable, no part of it longer than 255 bytes."""
+    if any(len(part.encode()) > MAX_FILE_NAME for part in printable(text).split("/")):
+        raise wrong("/models/coder/tokenizer.json", f"has a part longer than {MAX_FILE_NAME} bytes")
     return text
 
 
@@ -158,7 +166,7 @@ def network(text: str) -> str:
 
 Name = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}", "qwen-coder-14b (letters, digits and ._:@+-)")]
 Printable = Annotated[str, Field(max_length=256), AfterValidator(printable)]
-FilePath = Annotated[str, Field(max_length=4096), AfterValidator(printable)]
+FilePath = Annotated[str, Field(max_length=4096), AfterValidator(file_path)]
 TcpAddress = Annotated[str, AfterValidator(tcp_address)]
 Address = Annotated[str, AfterValidator(address)]
 HttpUrl = Annotated[str, AfterValidator(http_url)]

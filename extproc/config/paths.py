@@ -61,7 +61,14 @@ def _geometry(text: str | None, base: Path) -> str | None:
     if text is None:
         return None
     like_a_path = text.startswith(("/", "./", "../", "~")) or text.lower().endswith(_GEOMETRY_FILES)
-    return _file(text, base) if like_a_path or (base / text).exists() else text
+    return _file(text, base) if like_a_path or _exists(base / text) else text
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a directory that may not be searched: whoever reads the file says so
+        return True
 
 
 def _home(text: str) -> Path:

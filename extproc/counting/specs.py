@@ -51,6 +51,9 @@ def load_all(config: Config, specs: Iterable[CounterSpec]) -> dict[CounterSpec, 
         except ConfigError as error:
             path = f"{config.where}: models.{owners[spec]}"
             problems += [f"{path}.{spec.key_of(line)}: {line}" for line in error.problems]
+        except OSError as error:
+            path = f"{config.where}: models.{owners[spec]}.tokenizer"
+            problems.append(f"{path}: {error.filename}: cannot be looked at ({error.strerror}); make it readable")
     if problems:
         raise ConfigError(problems)
     return loaded

@@ -27,12 +27,16 @@ def load_geometry(spec: str | Path) -> Geometry:
 
     GeometryError names the file and the field, or close catalogue names. No tensor data is read.
     """
-    path = Path(spec).expanduser()
-    if path.is_dir():
-        return _from_directory(path)
-    if path.is_file():
-        return _from_gguf(path) if path.suffix.lower() == ".gguf" else _from_config(path)
     text = str(spec)
+    try:
+        path = Path(spec).expanduser()
+        if path.is_dir():
+            return _from_directory(path)
+        if path.is_file():
+            return _from_gguf(path) if path.suffix.lower() == ".gguf" else _from_config(path)
+    except (OSError, RuntimeError) as e:  # no right to look, a name too long, a home of nobody
+        reason = e.strerror if isinstance(e, OSError) else str(e)
+        raise GeometryError(f"{text}: cannot be looked at ({reason}); name a readable file or a catalogue name") from e
     if text.endswith((".json", ".gguf")) or text.startswith(("/", "./", "../", "~")):
         raise GeometryError(
             f"{text}: no such file; give a config.json, a model directory, a GGUF file or a catalogue name"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.config.forms import Address, Header, HttpUrl, LedgerUrl, Printable, TcpAddress, problem
+from extproc.config.forms import Address, FilePath, Header, HttpUrl, LedgerUrl, Printable, TcpAddress, problem
 
 GOOD = [
     (HttpUrl, "http://10.0.0.5:8000"),
@@ -50,6 +50,9 @@ BAD = [
     (Address, ":80"),
     (TcpAddress, "unix:/run/x"),
     (TcpAddress, "127.0.0.1"),
+    (FilePath, "a" * 256),
+    (FilePath, "/models/" + "ä" * 128 + "/tokenizer.json"),
+    (FilePath, "a\x00"),
     (Header, "x-kvgate-lane"),
     (Header, "X-Envoy-Retry-On"),
     (Header, "host"),
