@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from extproc.config.models import Config
+from extproc.config.models import Config, Model
 from extproc.errors import ConfigError, GeometryError
 from extproc.memory import Geometry, KvModel, build_kv_model, engine_rules, load_geometry
 
@@ -47,18 +47,20 @@ class ModelSet:
         settings = self.config.targets[target]
         rules = engine_rules(settings.engine, None)
         geometry = self.geometry(target)
+        model = self.config.models[settings.model] if settings.model is not None else Model()
         if geometry is None:
             shards = settings.tensor_parallel * settings.pipeline_parallel
-            return KvModel.tokens_only(block_tokens or rules.block_tokens, target, settings.engine, shards)
-        model = self.config.models[str(settings.model)]
-        return build_kv_model(
-            geometry,
-            rules,
-            kv_dtype=None if model.kv_dtype == "auto" else model.kv_dtype,
-            tp=settings.tensor_parallel,
-            pp=settings.pipeline_parallel,
-            block_tokens=block_tokens,
-        )
+            kv = KvModel.tokens_only(block_tokens or rules.block_tokens, target, settings.engine, shards)
+        else:
+            kv = build_kv_model(
+                geometry,
+                rules,
+                kv_dtype=None if model.kv_dtype == "auto" else model.kv_dtype,
+                tp=settings.tensor_parallel,
+                pp=settings.pipeline_parallel,
+                block_tokens=block_tokens,
+            )
+        return kv if model.kv_bytes_per_token is None else kv.measured(model.kv_bytes_per_token)
 
     def _kv_problems(self, where: str) -> list[str]:
         problems = []

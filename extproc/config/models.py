@@ -122,6 +122,7 @@ class Model(Section):
     tokenizer: FilePath | None = None
     chat_template: FilePath | None = None
     kv_dtype: Printable = "auto"
+    kv_bytes_per_token: Count | None = None
     context_tokens: Count | None = None
     capability: Ratio = 0.5
     image_tokens: Count | None = None

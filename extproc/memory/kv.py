@@ -83,6 +83,22 @@ class KvModel:
             overflow=Overflow.PREEMPT, lookahead_tokens=0, shares_prompt=True, pools=(pool,), state_shard_bytes=zeros,
         )  # fmt: skip
 
+    def measured(self, bytes_per_token: int) -> KvModel:
+        """The same blocks at a cost per token over all shards that somebody measured, spread over them as computed."""
+
+        def cost(amounts: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+            """What was computed, scaled; an even share of ``tokens`` where nothing was."""
+            if not self.bytes_per_token:
+                return tuple(-(-bytes_per_token * tokens // self.shards) for _ in amounts)
+            return tuple(-(-amount * bytes_per_token // self.bytes_per_token) for amount in amounts)
+
+        pools = tuple(replace(p, shard_block_bytes=cost(p.shard_block_bytes, self.block_tokens)) for p in self.pools)
+        states = cost(self.state_shard_bytes, 0)
+        return replace(
+            self, bytes_per_block=pools[0].block_bytes, bytes_per_token=bytes_per_token, bytes_per_token_per_shard=cost(self.bytes_per_token_per_shard, 1),
+            state_bytes_per_sequence=sum(states), pools=pools, state_shard_bytes=states,
+        )  # fmt: skip
+
     @property
     def shards(self) -> int:
         """Devices that hold a part of one sequence."""

@@ -367,3 +367,21 @@ def test_prefix_hits_on_hybrids_align_to_the_large_block() -> None:
     """Qwen3.5-27B: nothing below 784 tokens is shared."""
     kv = model(QWEN35)
     assert [shared_prefix_tokens(kv, 5000, hit) for hit in (783, 784, 1567, 1568)] == [0, 784, 784, 1568]
+
+
+@pytest.mark.parametrize("layout", [{"tp": 1}, {"tp": 2}, {"pp": 2}], ids=str)
+def test_a_measured_cost_replaces_the_computed_one_and_no_block_count(layout: dict[str, int]) -> None:
+    """An operator's kvBytesPerToken scales every pool and state; a request holds as many blocks as before."""
+    computed = model(QWEN35, **layout)
+    measured = computed.measured(computed.bytes_per_token // 2)
+    before, after = (project(kv, [5000], 700, 1) for kv in (computed, measured))
+    assert (after.kv_blocks, after.input_blocks) == (before.kv_blocks, before.input_blocks)
+    assert after.kv_bytes == pytest.approx(before.kv_bytes / 2, rel=1e-3)
+    assert len(after.bytes_per_shard) == len(before.bytes_per_shard)
+
+
+def test_a_measured_cost_stands_in_for_a_missing_geometry() -> None:
+    """Without a geometry the cost lies evenly on the shards."""
+    kv = KvModel.tokens_only(16, "m", "vllm", 2).measured(1000)
+    projection = project(kv, [160], 0, 1)
+    assert (projection.kv_blocks, projection.kv_bytes, projection.bytes_per_shard) == (10, 160_000, (80_000, 80_000))
