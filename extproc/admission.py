@@ -323,6 +323,7 @@ class Admission:
                 min_tokens=request.min_output_tokens,
                 runs_to_cap=request.runs_to_cap,
                 generates=request.generates,
+                context_tokens=request.context_tokens,
             )
             for name in what.chain
         }

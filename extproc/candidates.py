@@ -33,7 +33,10 @@ REMOTE_NEED = Need(0, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What the request wants, counted: one figure per prompt, sequences, and how long it may answer."""
+    """What the request wants, counted: one figure per prompt, sequences, and how long it may answer.
+
+    ``context_tokens`` is a context that the request asks its engine for (Ollama's num_ctx), None otherwise.
+    """
 
     count: TokenCount
     sequences: int
@@ -41,6 +44,7 @@ class Ask:
     min_tokens: int
     runs_to_cap: bool
     generates: bool
+    context_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,7 @@ class Planner:
         keep_free = self._keep_free(lane, target, kv, capacity)
         usable = None if capacity is None else capacity - math.ceil(capacity * target.watermark) - keep_free
         pool_tokens = None if usable is None else usable * kv.block_tokens
-        context = self._context(target, report.max_model_tokens if report is not None else None)
+        context = self._context(target, report.max_model_tokens if report is not None else None, ask.context_tokens)
         limits = output_limits(_output_request(ask, lane, context, pool_tokens, target, learned.output_tokens))
         if isinstance(limits, Reason):
             limit = context if limits is Reason.EXCEEDS_CONTEXT else pool_tokens
@@ -153,6 +157,7 @@ class Planner:
         rate, bucket = _prefill(target, report.prefill_tokens_per_s if report is not None else None)
         hit_share = report.prefix_hit_share if report is not None and report.prefix_hit_share is not None else 0.0
         decode = report.decode_tokens_per_s if report is not None else None
+        reloaded = _reloaded_bytes(target, kv, ask.context_tokens, context)
         candidate = Candidate(
             target=name,
             replica=replica.name,
@@ -163,7 +168,7 @@ class Planner:
                 kv_bytes=need.kv_bytes,
                 prefill_tokens=math.ceil(ask.count.input_tokens * (1.0 - min(max(hit_share, 0.0), 1.0))),
                 sequences=ask.sequences,
-                vram_bytes=self._vram(target, lane, need.kv_bytes, len(replica.devices)),
+                vram_bytes=self._vram(target, lane, max(need.kv_bytes, reloaded), len(replica.devices)),
             ),
             cap_blocks=cap_blocks,
             cap_s=min(CAP_S_MAX, max(CAP_S_MIN, limits.cap_tokens / (decode or SLOWEST_DECODE_TOKENS_PER_S))),
@@ -201,10 +206,11 @@ class Planner:
         wanted = math.ceil(lane.kv_reserve_mb * MIB / kv.bytes_per_block)
         return wanted if capacity is None else min(wanted, int(capacity * MAX_KEEP_FREE))
 
-    def _context(self, target: Target, reported: int | None) -> int | None:
+    def _context(self, target: Target, reported: int | None, asked: int | None = None) -> int | None:
+        """The longest input plus output: Ollama cuts what is longer than the request asked for, with status 200."""
         model = self._config.models.get(target.model) if target.model is not None else None
-        bounds = [bound for bound in (reported, model.context_tokens if model else None) if bound is not None]
-        return min(bounds) if bounds else None
+        asked = asked if target.engine == "ollama" and asked else None
+        return min((b for b in (reported, model.context_tokens if model else None, asked) if b and b > 0), default=None)
 
     def _guard_mb(self, target: Target, lane: Lane) -> int:
         """What must stay free on each device; where the pool is allocated at start, minFreeVramMb says nothing."""
@@ -215,6 +221,13 @@ class Planner:
         if target.engine in PREALLOCATING or not shards:
             return ()
         return (math.ceil((kv_bytes + lane.kv_reserve_mb * MIB) / shards),) * shards
+
+
+def _reloaded_bytes(target: Target, kv: KvModel, asked: int | None, context: int | None) -> int:
+    """What Ollama allocates for a request that asks for a longer context than the loaded one: all of that context."""
+    if target.engine != "ollama" or asked is None or context is None or asked <= context:
+        return 0
+    return project(kv, (asked,), 0, 1).kv_bytes
 
 
 def _output_request(
