@@ -42,6 +42,8 @@ class Action(Enum):
     DECIDE = auto()
     #: Refuse now: the declared or collected body is over the limit.
     TOO_LARGE = auto()
+    #: Refuse now: Envoy is configured to show the body in pieces or not at all, so no answer could still route it.
+    UNUSABLE_MODE = auto()
     #: Envoy broke the order of messages; end the stream with an error.
     PROTOCOL_ERROR = auto()
 
@@ -89,12 +91,18 @@ class Exchange:
         """Let go of the body once it is decided on; the exchange itself lives on to the end of the response."""
         self._pieces = None
 
-    def headers(self, head: RequestHead, *, last: bool) -> Action:
-        """The request's head; refuses at once when the declared length is over the limit."""
+    def headers(self, head: RequestHead, *, last: bool, whole_body: bool = True) -> Action:
+        """The request's head; refuses at once when the declared length is over the limit.
+
+        ``whole_body`` says that Envoy announced the one body mode in which a decision on the body can route the request.
+        """
         action = self._step(Event.HEADERS_LAST if last else Event.HEADERS)
         if action is Action.PROTOCOL_ERROR:
             return action
         self.head = head
+        if not whole_body and not last:
+            self.phase = Phase.ANSWERED
+            return Action.UNUSABLE_MODE
         declared = head.headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and len(declared) < 20 and int(declared) > self.max_body_bytes:
             self.phase = Phase.ANSWERED

@@ -266,7 +266,8 @@ class Service:
 
     def _feed(self, exchange: Exchange, message: pb.ProcessingRequest, stage: str) -> Action:
         if stage == "request_headers":
-            return exchange.headers(head_of(message), last=message.request_headers.end_of_stream)
+            last, whole = message.request_headers.end_of_stream, _whole_body(message)
+            return exchange.headers(head_of(message), last=last, whole_body=whole)
         if stage == "request_body":
             return exchange.body_piece(message.request_body.body, last=message.request_body.end_of_stream)
         if stage == "request_trailers":
@@ -279,6 +280,9 @@ class Service:
         try:
             if not self._gate.open:
                 decision = self._admission.not_ready(pending)
+            elif action is Action.UNUSABLE_MODE:
+                log.error("Envoy's request_body_mode must be BUFFERED; configure it as `kvgate envoy` prints it")
+                decision = self._admission.failed(pending)
             elif action is Action.TOO_LARGE:
                 decision = self._admission.too_large(pending)
             else:
@@ -352,6 +356,12 @@ def head_of(message: pb.ProcessingRequest) -> RequestHead:
         peer_address=_attribute(message, ATTRIBUTE_PEER).rpartition(":")[0].strip("[]"),
         began_us=_microseconds(_attribute(message, ATTRIBUTE_TIME)),
     )
+
+
+def _whole_body(message: pb.ProcessingRequest) -> bool:
+    """Whether the body will come in one message, as Envoy announces; an Envoy that announces nothing is believed."""
+    mode = message.protocol_config.request_body_mode
+    return not message.HasField("protocol_config") or bool(mode == pb.ProtocolConfiguration.BUFFERED)
 
 
 def _attribute(message: pb.ProcessingRequest, name: str) -> str:

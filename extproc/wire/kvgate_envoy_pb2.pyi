@@ -138,8 +138,26 @@ class HttpTrailers(_message.Message):
     trailers: HeaderMap
     def __init__(self, trailers: _Optional[_Union[HeaderMap, _Mapping]] = ...) -> None: ...
 
+class ProtocolConfiguration(_message.Message):
+    __slots__ = ("request_body_mode",)
+    class BodySendMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[ProtocolConfiguration.BodySendMode]
+        STREAMED: _ClassVar[ProtocolConfiguration.BodySendMode]
+        BUFFERED: _ClassVar[ProtocolConfiguration.BodySendMode]
+        BUFFERED_PARTIAL: _ClassVar[ProtocolConfiguration.BodySendMode]
+        FULL_DUPLEX_STREAMED: _ClassVar[ProtocolConfiguration.BodySendMode]
+    NONE: ProtocolConfiguration.BodySendMode
+    STREAMED: ProtocolConfiguration.BodySendMode
+    BUFFERED: ProtocolConfiguration.BodySendMode
+    BUFFERED_PARTIAL: ProtocolConfiguration.BodySendMode
+    FULL_DUPLEX_STREAMED: ProtocolConfiguration.BodySendMode
+    REQUEST_BODY_MODE_FIELD_NUMBER: _ClassVar[int]
+    request_body_mode: ProtocolConfiguration.BodySendMode
+    def __init__(self, request_body_mode: _Optional[_Union[ProtocolConfiguration.BodySendMode, str]] = ...) -> None: ...
+
 class ProcessingRequest(_message.Message):
-    __slots__ = ("request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers", "metadata_context", "attributes")
+    __slots__ = ("request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers", "metadata_context", "attributes", "protocol_config")
     class AttributesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +173,7 @@ class ProcessingRequest(_message.Message):
     RESPONSE_TRAILERS_FIELD_NUMBER: _ClassVar[int]
     METADATA_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_CONFIG_FIELD_NUMBER: _ClassVar[int]
     request_headers: HttpHeaders
     response_headers: HttpHeaders
     request_body: HttpBody
@@ -163,7 +182,8 @@ class ProcessingRequest(_message.Message):
     response_trailers: HttpTrailers
     metadata_context: Metadata
     attributes: _containers.MessageMap[str, _struct_pb2.Struct]
-    def __init__(self, request_headers: _Optional[_Union[HttpHeaders, _Mapping]] = ..., response_headers: _Optional[_Union[HttpHeaders, _Mapping]] = ..., request_body: _Optional[_Union[HttpBody, _Mapping]] = ..., response_body: _Optional[_Union[HttpBody, _Mapping]] = ..., request_trailers: _Optional[_Union[HttpTrailers, _Mapping]] = ..., response_trailers: _Optional[_Union[HttpTrailers, _Mapping]] = ..., metadata_context: _Optional[_Union[Metadata, _Mapping]] = ..., attributes: _Optional[_Mapping[str, _struct_pb2.Struct]] = ...) -> None: ...
+    protocol_config: ProtocolConfiguration
+    def __init__(self, request_headers: _Optional[_Union[HttpHeaders, _Mapping]] = ..., response_headers: _Optional[_Union[HttpHeaders, _Mapping]] = ..., request_body: _Optional[_Union[HttpBody, _Mapping]] = ..., response_body: _Optional[_Union[HttpBody, _Mapping]] = ..., request_trailers: _Optional[_Union[HttpTrailers, _Mapping]] = ..., response_trailers: _Optional[_Union[HttpTrailers, _Mapping]] = ..., metadata_context: _Optional[_Union[Metadata, _Mapping]] = ..., attributes: _Optional[_Mapping[str, _struct_pb2.Struct]] = ..., protocol_config: _Optional[_Union[ProtocolConfiguration, _Mapping]] = ...) -> None: ...
 
 class HeaderMutation(_message.Message):
     __slots__ = ("set_headers", "remove_headers")

@@ -50,12 +50,14 @@ def fleet(engine: str = "vllm", *, lane: str = "{}", target: str = "{}", more: s
     )
 
 
-def report(replica: str = "gpu-0", *, tokens: int = 100_000, block: int = 16, **more: Any) -> ReplicaReport:
-    """A fresh scrape of an idle engine with a pool of that many tokens."""
-    now_s = time.time()
+def report(
+    replica: str = "gpu-0", *, tokens: int = 100_000, block: int = 16, age_s: float = 0.1, **more: Any
+) -> ReplicaReport:
+    """A scrape of an idle engine with a pool of that many tokens."""
+    now_s = time.time() - age_s
     fields: dict[str, Any] = {
         "target": "primary", "engine": "vllm", "node": "n", "instance": "agent", "state": ReplicaState.READY,
-        "scrape_start_at_s": now_s - 0.1, "scrape_end_at_s": now_s - 0.05, "capacity_blocks": tokens // block,
+        "scrape_start_at_s": now_s, "scrape_end_at_s": now_s + 0.05, "capacity_blocks": tokens // block,
         "block_tokens": block, "used_blocks": 0, "shows_used": True, "running": 0, "waiting": 0, **more,
     }  # fmt: skip
     return ReplicaReport(replica=replica, **fields)
@@ -87,13 +89,13 @@ class Answer:
 
 @dataclass
 class Stream:
-    """A context that keeps what is written; ``gone_after`` messages the stream is cancelled, as by a client that left."""
+    """A context that keeps what is written."""
 
     written: list[pb.ProcessingResponse] = field(default_factory=list)
     aborted: str = ""
 
     async def write(self, message: pb.ProcessingResponse) -> None:
-        """Keep a copy: some answers are shared between requests."""
+        """Keep it."""
         self.written.append(message)
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:

@@ -35,6 +35,7 @@ ORACLES: Mapping[str, Any] = {
     "HttpHeaders": ext_proc.HttpHeaders,
     "HttpBody": ext_proc.HttpBody,
     "HttpTrailers": ext_proc.HttpTrailers,
+    "ProtocolConfiguration": ext_proc.ProtocolConfiguration,
     "ProcessingRequest": ext_proc.ProcessingRequest,
     "HeaderMutation": ext_proc.HeaderMutation,
     "BodyMutation": ext_proc.BodyMutation,
