@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.config.models import PREALLOCATING, Config, Lane, Replica, Target
-from extproc.ledger.base import Candidate, ReplicaView
-from extproc.memory import KvModel, project
+from extproc.ledger.base import Candidate, ReplicaReport, ReplicaView
+from extproc.memory import KvModel, Projection, project
 from extproc.policy.limits import OutputLimits, OutputRequest, output_limits
 from extproc.types import Need, Reason, TokenCount
 
@@ -71,6 +71,23 @@ class Place:
     refused_by: Reason | None
     #: What the request is too long for, where it is: the context, or the whole pool.
     limit_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What is known of one replica: its report, its cost model, and the blocks that a lane may use of it (None: unknown)."""
+
+    report: ReplicaReport | None
+    kv: KvModel
+    static_blocks: int | None
+    keep_free: int
+    usable: int | None
+    context: int | None
+
+    @property
+    def pool_tokens(self) -> int | None:
+        """The usable blocks in tokens."""
+        return None if self.usable is None else self.usable * self.kv.block_tokens
 
 
 class Planner:
@@ -135,30 +152,59 @@ class Planner:
         view: ReplicaView | None,
         promised: int,
     ) -> Place:
-        report = view.report if view is not None else None
+        seen = self._seen(name, target, replica, lane, view.report if view is not None else None, ask)
+        limits = output_limits(
+            _output_request(ask, lane, seen.context, seen.pool_tokens, target, learned.output_tokens)
+        )
+        if isinstance(limits, Reason):
+            limit = seen.context if limits is Reason.EXCEEDS_CONTEXT else seen.pool_tokens
+            return Place(name, replica.name, None, None, limits, limit)
+        need = project(seen.kv, ask.count.per_prompt, limits.expected_tokens, ask.sequences)
+        cap_blocks = need.kv_blocks
+        if limits.cap_tokens > limits.expected_tokens:
+            cap_blocks = project(seen.kv, ask.count.per_prompt, limits.cap_tokens, ask.sequences).kv_blocks
+        if seen.usable is not None and (cap_blocks if target.fatal_overflow else need.kv_blocks) > seen.usable:
+            return Place(name, replica.name, limits, None, Reason.EXCEEDS_POOL, seen.pool_tokens)
+        candidate = self._candidate(name, target, replica, lane, ask, learned, seen, limits, need, cap_blocks, promised)
+        return Place(name, replica.name, limits, candidate, None)
+
+    def _seen(
+        self, name: str, target: Target, replica: Replica, lane: Lane, report: ReplicaReport | None, ask: Ask
+    ) -> _Seen:
         kv = self._kv_model(name, report.block_tokens if report is not None else None)
         static = self._static_capacity(replica, kv) if report is None else None
         # A pool of no blocks is an engine that is still loading: unknown, not full for ever.
         capacity = (report.capacity_blocks or None) if report is not None else static
         keep_free = self._keep_free(lane, target, kv, capacity)
-        usable = None if capacity is None else capacity - math.ceil(capacity * target.watermark) - keep_free
-        pool_tokens = None if usable is None else usable * kv.block_tokens
-        context = self._context(target, report.max_model_tokens if report is not None else None, ask.context_tokens)
-        limits = output_limits(_output_request(ask, lane, context, pool_tokens, target, learned.output_tokens))
-        if isinstance(limits, Reason):
-            limit = context if limits is Reason.EXCEEDS_CONTEXT else pool_tokens
-            return Place(name, replica.name, None, None, limits, limit)
-        need = project(kv, ask.count.per_prompt, limits.expected_tokens, ask.sequences)
-        cap_blocks = need.kv_blocks
-        if limits.cap_tokens > limits.expected_tokens:
-            cap_blocks = project(kv, ask.count.per_prompt, limits.cap_tokens, ask.sequences).kv_blocks
-        if usable is not None and (need.kv_blocks if not target.fatal_overflow else cap_blocks) > usable:
-            return Place(name, replica.name, limits, None, Reason.EXCEEDS_POOL, pool_tokens)
+        return _Seen(
+            report=report,
+            kv=kv,
+            static_blocks=static,
+            keep_free=keep_free,
+            usable=None if capacity is None else capacity - math.ceil(capacity * target.watermark) - keep_free,
+            context=self._context(target, report.max_model_tokens if report is not None else None, ask.context_tokens),
+        )
+
+    def _candidate(
+        self,
+        name: str,
+        target: Target,
+        replica: Replica,
+        lane: Lane,
+        ask: Ask,
+        learned: Forecast,
+        seen: _Seen,
+        limits: OutputLimits,
+        need: Projection,
+        cap_blocks: int,
+        promised: int,
+    ) -> Candidate:
+        report = seen.report
         rate, bucket = _prefill(target, report.prefill_tokens_per_s if report is not None else None)
         hit_share = report.prefix_hit_share if report is not None and report.prefix_hit_share is not None else 0.0
         decode = report.decode_tokens_per_s if report is not None else None
-        reloaded = _reloaded_bytes(target, kv, ask.context_tokens, context)
-        candidate = Candidate(
+        reloaded = _reloaded_bytes(target, seen.kv, ask.context_tokens, seen.context)
+        return Candidate(
             target=name,
             replica=replica.name,
             remote=False,
@@ -174,10 +220,10 @@ class Planner:
             cap_s=min(CAP_S_MAX, max(CAP_S_MIN, limits.cap_tokens / (decode or SLOWEST_DECODE_TOKENS_PER_S))),
             devices=replica.devices,
             device_guard_bytes=self._guard_mb(target, lane) * MIB,
-            static_capacity_blocks=static,
+            static_capacity_blocks=seen.static_blocks,
             static_max_sequences=replica.max_sequences,
             watermark=target.watermark,
-            keep_free_blocks=keep_free,
+            keep_free_blocks=seen.keep_free,
             prefill_rate=rate,
             prefill_capacity_tokens=bucket,
             max_waiting=target.max_waiting,
@@ -186,7 +232,6 @@ class Planner:
             expected_s=_expected_s(ask, limits, learned, rate, decode),
             promised_blocks=promised,
         )
-        return Place(name, replica.name, limits, candidate, None)
 
     def _kv_model(self, target: str, block_tokens: int | None) -> KvModel:
         key = (target, block_tokens)

@@ -404,7 +404,9 @@ class Ledger(Protocol):
         """
         ...
 
-    async def publish(self, replicas: Sequence[ReplicaReport], devices: Sequence[DeviceReport], ttl_s: float) -> PublishResult:
+    async def publish(
+        self, replicas: Sequence[ReplicaReport], devices: Sequence[DeviceReport], ttl_s: float
+    ) -> PublishResult:
         """Store one agent round and recompute what foreign load it shows."""
         ...
 

@@ -266,7 +266,8 @@ class RedisLedger(Ledger):
     async def _end(self, ends: Sequence[End], late_s: Sequence[float], timeout_s: float) -> list[EndResult]:
         raw = wire.decode(await self._run("end", wire.ends(ends, late_s), timeout_s))
         return [
-            EndResult(bool(released), wire.reservation(rid, record) if record else None) for released, rid, record in raw
+            EndResult(bool(released), wire.reservation(rid, record) if record else None)
+            for released, rid, record in raw
         ]
 
     def _keep(self, ends: Sequence[End]) -> None:

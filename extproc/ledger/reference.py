@@ -105,9 +105,7 @@ class ReferenceLedger(Scrapes):
         book = self.book
         scrape, sums = book.scrapes.get(c.replica), book.sum_of(c.replica)
         epoch = book.pool(now)
-        h = health(
-            scrape, sums, whole(c.static_capacity_blocks), epoch, to_us(q.fresh_s), to_us(q.unknown_s), now
-        )
+        h = health(scrape, sums, whole(c.static_capacity_blocks), epoch, to_us(q.fresh_s), to_us(q.unknown_s), now)
         if h.size < 0:
             return Verdict("not_tried" if tried else str(h.refused_by), h.state)
         room = h.size - math.ceil(h.size * c.watermark)
@@ -353,6 +351,4 @@ class ReferenceLedger(Scrapes):
 
 def _record(res: Reservation, now: int, lease: int, *, seen: int, first: int) -> Record:
     made = min(to_us(res.reserved_at_s), now)
-    return Record(
-        res, RESERVED, made, to_us(res.cap_s), to_us(res.expected_s), res.need.kv_blocks, lease, first, seen
-    )
+    return Record(res, RESERVED, made, to_us(res.cap_s), to_us(res.expected_s), res.need.kv_blocks, lease, first, seen)

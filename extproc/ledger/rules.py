@@ -123,7 +123,11 @@ def health(
     unknown = Health("unknown", Reason.UNKNOWN_STATE, -1)
     if sums.drained:
         return Health("draining", Reason.NOT_READY, size)
-    if epoch.loss_us > 0 and now_us < epoch.loss_us + LOSS_US and not (known is not None and known.proven == epoch.name):
+    if (
+        epoch.loss_us > 0
+        and now_us < epoch.loss_us + LOSS_US
+        and not (known is not None and known.proven == epoch.name)
+    ):
         return unknown
     if known is None:
         return Health("ready", None, size) if size >= 0 else unknown
@@ -233,7 +237,9 @@ def _queue(c: Candidate, r: Room) -> tuple[str | None, int]:
     return (Reason.ENGINE_QUEUE, -1) if r.scrape.waiting >= max(1, c.max_waiting) else (None, -1)
 
 
-def frees_in_us(entries: Sequence[tuple[int, int, str]], wanted: int, lane: str | None, others: bool, now_us: int) -> int:
+def frees_in_us(
+    entries: Sequence[tuple[int, int, str]], wanted: int, lane: str | None, others: bool, now_us: int
+) -> int:
     """Microseconds until ``wanted`` is free again; -1 if these entries do not free that much.
 
     ``entries`` are (expected end, amount, lane), earliest end first; with a ``lane`` only its own entries count, or

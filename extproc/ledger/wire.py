@@ -134,7 +134,9 @@ def ends(items: Sequence[End], extra_age_s: Sequence[float]) -> bytes:
     ])  # fmt: skip
 
 
-def publish(replicas: Sequence[ReplicaReport], devices: Sequence[DeviceReport], ttl_s: float, periodic_s: float) -> bytes:
+def publish(
+    replicas: Sequence[ReplicaReport], devices: Sequence[DeviceReport], ttl_s: float, periodic_s: float
+) -> bytes:
     """The payload of ``publish.lua``."""
     return encode([
         to_us(ttl_s), to_us(periodic_s),

@@ -32,7 +32,7 @@ from extproc.gateway.protos import bootstrap
 from extproc.ledger.redis import RedisLedger
 from tests.bench.closed_loop import Upstream, drive
 from tests.payloads.tokenizers import tokenizer_dir
-from tests.support import envoy
+from tests.support import envoy_process
 from tests.support.valkey import ValkeyServer
 
 ALONE, NOOP, BOUND, COUNTED = "envoy alone", "no-op", "kvgate, bound", "kvgate, counted"
@@ -137,7 +137,7 @@ def alone(made: bootstrap.Bootstrap) -> bootstrap.Bootstrap:
     host["routes"] = [{"match": {"prefix": "/"}, "route": {"cluster": CLUSTER, "timeout": "0s"}}]
     del host["response_headers_to_add"]
     resources["clusters"] = [c for c in resources["clusters"] if c["name"] == CLUSTER]
-    return _Tree(tree)  # type: ignore[return-value]  # what ``envoy.running`` asks of a bootstrap
+    return _Tree(tree)  # type: ignore[return-value]  # what ``envoy_process.running`` asks of a bootstrap
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ async def arms(upstream_port: int) -> AsyncIterator[list[Arm]]:
             pid = stack.enter_context(server(launch(config, socket), folder / "log")) if launch else None
             made = build(load(config))
             gateway = stack.enter_context(
-                envoy.running(made if launch else alone(made), folder, environment=os.environ)
+                envoy_process.running(made if launch else alone(made), folder, environment=os.environ)
             )
             running.append(Arm(name, gateway.port, pid))
         yield running

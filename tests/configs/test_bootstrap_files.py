@@ -18,7 +18,7 @@ from extproc.config import load_text
 from extproc.gateway.build import as_json, build
 from extproc.gateway.protos import ClusterWeight, PriorityGroup, PriorityGroupClusterSpecifier
 from tests.configs.regenerate import ROOT, generate, sources
-from tests.support import certificate, envoy
+from tests.support import certificate
 from tests.support import gateway as support
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def test_envoy_accepts_its_files(source: Path, tmp_path: Path) -> None:
         text = text.replace(name, str(chain))
     path = tmp_path / "envoy.yaml"
     path.write_text(text, encoding="utf-8")
-    done = envoy.validate(path, environment={"REMOTE_API_KEY": "x", "VLLM_API_KEY": "y"})
+    done = envoy_process.validate(path, environment={"REMOTE_API_KEY": "x", "VLLM_API_KEY": "y"})
     assert (done.returncode, done.stderr.strip()) == (0, "")
 
 
@@ -66,7 +66,7 @@ aliases:
 """
     path = tmp_path / "envoy.json"
     path.write_text(as_json(build(load_text(text, where="test"))), encoding="utf-8")
-    assert envoy.validate(path, environment={}).returncode == 0
+    assert envoy_process.validate(path, environment={}).returncode == 0
 
 
 def test_tls_towards_clients() -> None:

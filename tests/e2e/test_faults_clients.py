@@ -117,7 +117,9 @@ async def test_leaving_while_we_decide_leaks_nothing(stack: Stack) -> None:
     rng = random.Random(11)
     for _ in range(4):
         stack.valkey.pause()
-        leavers = [asyncio.create_task(stack.send(chat("coder", 40), timeout_s=rng.uniform(0.002, 0.15))) for _ in range(10)]
+        leavers = [
+            asyncio.create_task(stack.send(chat("coder", 40), timeout_s=rng.uniform(0.002, 0.15))) for _ in range(10)
+        ]
         await asyncio.sleep(0.1)
         stack.valkey.resume()
         await asyncio.gather(*leavers)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from extproc.config import load_text
 from extproc.gateway import names
 from extproc.gateway.build import build
-from tests.support import certificate, envoy, upstream
+from tests.support import certificate, upstream
 from tests.support.extproc import Asked, Decider, Verdict, deciding
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Reply:
 class Gateway:
     """The running parts. ``verdict`` is what the decider answers next."""
 
-    envoy: envoy.Envoy
+    envoy: envoy_process.Envoy
     decider: Decider
     upstreams: dict[str, upstream.Upstream]
     verdict: Verdict = field(default_factory=Verdict)
@@ -152,6 +152,6 @@ def running(*, undecided: str = "closed", tls: bool = False, sections: str = "")
         decider = stack.enter_context(deciding(decide, f"unix:{folder}/s.sock"))
         environment = {"LOCAL_KEY": LOCAL_KEY, "REMOTE_KEY": REMOTE_KEY}
         made = build(load_text(text + sections, where="test"), node_id="envoy-under-test")
-        process = stack.enter_context(envoy.running(made, folder, environment=environment))
+        process = stack.enter_context(envoy_process.running(made, folder, environment=environment))
         gateway.append(Gateway(process, decider, upstreams))
         yield gateway[0]

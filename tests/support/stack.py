@@ -29,7 +29,7 @@ from extproc.gateway.build import build
 from extproc.ledger.base import LedgerSnapshot
 from extproc.ledger.redis import RedisLedger
 from extproc.local.client import Reply, request
-from tests.support import envoy
+from tests.support import envoy_process
 from tests.support.valkey import ValkeyServer
 
 READY_WITHIN_S = 60.0
@@ -88,7 +88,7 @@ class Stack:
     config_path: Path
     valkey: ValkeyServer
     engines: dict[str, Engine]
-    envoy: envoy.Envoy
+    envoy: envoy_process.Envoy
     agent: subprocess.Popen[bytes] | None
     serves: list[subprocess.Popen[bytes]]
     listens: list[str]
@@ -274,7 +274,7 @@ def running(
         listen = config["serve"]["listen"]
         listens = [f"{listen}.{n}" for n in range(serves)] if serves > 1 else [listen]
         running_envoy = stack.enter_context(
-            envoy.running(build(load(path)), folder, environment={**os.environ, **(environment or {})})
+            envoy_process.running(build(load(path)), folder, environment={**os.environ, **(environment or {})})
         )
         made_stack = Stack(folder, path, valkey, made, running_envoy, None, [], listens, stack)
         made_stack.start_agent()
@@ -288,7 +288,7 @@ def running(
         yield made_stack
 
 
-def _until_healthy(running_envoy: envoy.Envoy) -> None:
+def _until_healthy(running_envoy: envoy_process.Envoy) -> None:
     until = time.monotonic() + READY_WITHIN_S
     while "kvgate-extproc::" not in (text := running_envoy.admin("/clusters")) or "/failed_active_hc" in "".join(
         line for line in text.splitlines() if line.startswith("kvgate-extproc::") and "health_flags" in line
