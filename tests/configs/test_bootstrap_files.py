@@ -18,7 +18,7 @@ from extproc.config import load_text
 from extproc.gateway.build import as_json, build
 from extproc.gateway.protos import ClusterWeight, PriorityGroup, PriorityGroupClusterSpecifier
 from tests.configs.regenerate import ROOT, generate, sources
-from tests.support import certificate
+from tests.support import certificate, envoy_process
 from tests.support import gateway as support
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from extproc.config import load_text
 from extproc.gateway import names
 from extproc.gateway.build import build
-from tests.support import certificate, upstream
+from tests.support import certificate, envoy_process, upstream
 from tests.support.extproc import Asked, Decider, Verdict, deciding
 
 if TYPE_CHECKING:
