@@ -60,17 +60,20 @@ class Line:
         self.kept = 0.0
 
     def promise(self, token: str, replica: str, blocks: int, wait_us: int, since_us: int, now_us: int) -> None:
-        """See ``Ledger.promise``; ``since_us`` -1: refused for the first time."""
+        """See ``Ledger.promise``; ``since_us`` -1: refused for the first time.
+
+        Of requests with the same bytes one has a place: nobody can tell the others' return from a newcomer.
+        """
         self._expire(now_us)
-        if len(self._promises) < MAX_PROMISES:
+        if len(self._promises) < MAX_PROMISES and not any(one.token == token for one in self._promises):
             since = now_us if since_us < 0 else since_us
             self._promises.append(Promise(token, replica, blocks, since, now_us + wait_us))
 
     def turn(self, token: str, now_us: int) -> Turn:
-        """See ``Ledger.turn``; of several with the same bytes the one that fell due first is taken up."""
+        """See ``Ledger.turn``."""
         self._expire(now_us)
-        due = [one for one in self._promises if one.token == token and one.due_us <= now_us + EARLY_US]
-        mine = min(due, key=lambda one: one.due_us) if due else None
+        due = (one for one in self._promises if one.token == token and one.due_us <= now_us + EARLY_US)
+        mine = next(due, None)
         if mine is not None:
             self._promises.remove(mine)
             self.kept += (1.0 - self.kept) * WEIGHT

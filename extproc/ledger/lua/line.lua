@@ -24,7 +24,12 @@ end
 
 if q[2] ~= '' then
   local due, since = now + q[4], q[5] >= 0 and q[5] or now
-  if call('ZCARD', LINE) < MOST then
+  -- Of requests with the same bytes one has a place: nobody can tell the others' return from a newcomer.
+  local alone = true
+  for _, entry in ipairs(call('ZRANGE', LINE, 0, -1)) do
+    if string.sub(entry, 1, #q[1] + 1) == q[1] .. SEP then alone = false end
+  end
+  if alone and call('ZCARD', LINE) < MOST then
     call('ZADD', LINE, stamp(due), format('%s\31%s\31%.0f\31%016.0f\31%016.0f', q[1], q[2], q[3], since, due))
   end
   save()
