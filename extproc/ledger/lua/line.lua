@@ -26,7 +26,7 @@ if q[2] ~= '' then
   local due, since = now + q[4], q[5] >= 0 and q[5] or now
   -- Of requests with the same bytes one has a place: nobody can tell the others' return from a newcomer.
   local alone = true
-  for _, entry in ipairs(call('ZRANGE', LINE, 0, -1)) do
+  for _, entry in ipairs(call('ZRANGEBYSCORE', LINE, '-inf', '+inf')) do
     if string.sub(entry, 1, #q[1] + 1) == q[1] .. SEP then alone = false end
   end
   if alone and call('ZCARD', LINE) < MOST then
