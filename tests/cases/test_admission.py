@@ -263,3 +263,18 @@ async def test_j15_a_cap_is_a_ceiling_and_no_forecast(make: Make) -> None:
         decisions = await asyncio.gather(*(sidecar.decide(tokens(160, max_tokens=1024)) for _ in range(72)))
         admitted.append(sum(decision.outcome == "admit" for decision in decisions))
     assert admitted == [16, 72]
+
+
+async def test_j04_agents_of_every_size_share_one_pool(make: Make) -> None:
+    """First turns of 500 to 22,000 tokens side by side: the pool is never promised twice, and small ones fit beside large."""
+    sidecar = make(fleet())
+    await sidecar.see(report(tokens=200_000))
+    sizes = [500, 15_000, 20_000, 22_000, 20_500] * 20
+    decisions = [await sidecar.decide(tokens(size, max_tokens=1000)) for size in sizes]
+    view = (await sidecar.ledger.snapshot()).replicas["gpu-0"]
+    assert view.reserved_blocks <= 200_000 // 16 * 0.98
+    admitted = Counter(size for size, decision in zip(sizes, decisions, strict=True) if decision.outcome == "admit")
+    assert set(admitted) == set(sizes)
+    assert {decision.outcome for decision in decisions} == {"admit", "reject:insufficient_headroom"}
+    first_refused = [decision.outcome for decision in decisions].index("reject:insufficient_headroom")
+    assert any(decision.outcome == "admit" for decision in decisions[first_refused:])
