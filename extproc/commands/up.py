@@ -24,7 +24,7 @@ PORTS_WANTED = (
     ("envoy", "listen", 10000),
     ("envoy", "admin", 9901),
     ("serve", "admin", 9902),
-    ("agent", "admin", 9903),
+    ("agent", "admin", 9913),
 )
 
 

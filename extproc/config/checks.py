@@ -27,6 +27,7 @@ LEDGER_EXAMPLES = {
 }
 #: Names of clusters that the generated Envoy configuration keeps for itself start with this.
 INTERNAL_PREFIX = "kvgate-"
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "[::]"})
 
 
 def check(config: Config) -> list[str]:
@@ -80,11 +81,16 @@ def worker_problems(config: Config, listen: str, admin: str, workers: int) -> li
         *_, last = worker_addresses(text, workers)
         if workers > 1 and forms.problem(forms.Address, last) is not None:
             lines.append(f"{path}: the last of {workers} workers would get {last}, which is no address; choose a lower port or a shorter path")  # fmt: skip
-    ours, theirs = _ports(listen, workers), _ports(admin, workers)
-    if ours and theirs and ours[0] == theirs[0] and set(ours[1]) & set(theirs[1]):
-        lines.append(
-            f"serve.admin: its ports {_span(theirs[1])} meet those of serve.listen, {_span(ours[1])}; move one of them"
-        )
+    fixed = [(path, _ports(text, 1)) for path, text in (
+        ("agent.admin", config.agent.admin), ("envoy.admin", config.envoy.admin), ("envoy.listen", config.envoy.listen),
+    )]  # fmt: skip
+    ours = ("serve.listen", _ports(listen, workers))
+    for path, ports, others in (("serve.admin", _ports(admin, workers), [ours, *fixed]), (*ours, fixed)):
+        lines += [
+            f"{path}: its ports {_span(ports[1])} meet those of {other}, {_span(theirs[1])}; move one of them"
+            for other, theirs in others
+            if ports and theirs and _meet(ports, theirs)
+        ]
     return lines
 
 
@@ -104,6 +110,12 @@ def _ports(address: str, workers: int) -> tuple[str, range] | None:
     if address.startswith("unix:") or int(port) == 0:
         return None
     return host, range(int(port), int(port) + workers)
+
+
+def _meet(ours: tuple[str, range], theirs: tuple[str, range]) -> bool:
+    """Whether both would bind one port of one machine; a host of zeros is every address of it."""
+    one_host = ours[0] == theirs[0] or bool(_EVERY_ADDRESS & {ours[0], theirs[0]})
+    return one_host and bool(set(ours[1]) & set(theirs[1]))
 
 
 def _span(ports: Sequence[int]) -> str:

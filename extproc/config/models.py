@@ -258,7 +258,7 @@ class Agent(Section):
     node: Name | None = None
     interval_s: Annotated[float, Field(ge=0.1, le=60)] = 1
     timeout_ms: Milliseconds = 800
-    admin: TcpAddress = "127.0.0.1:9903"
+    admin: TcpAddress = "127.0.0.1:9913"
 
 
 class TelemetryConfig(Section):

@@ -8,6 +8,7 @@ ends a child whose supervisor was killed (PR_SET_PDEATHSIG, Linux).
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -198,9 +199,19 @@ def how_it_ended(code: int) -> str:
 
 
 def _tail(log: Path) -> str:
-    """The last line of a log that says something, and where the rest is."""
+    """The last line of a log that says why, which no routine line of a JSON log does, and where the rest is."""
     with log.open("rb") as source:
         source.seek(max(0, log.stat().st_size - TAIL_BYTES))
         lines = [line.strip() for line in source.read().decode(errors="replace").splitlines() if line.strip()]
-    said = f"its last line: {lines[-1][:300]}" if lines else "it wrote nothing"
+    spoken = [line for line in lines if not _routine(line)] or lines
+    said = f"its last line: {spoken[-1][:300]}" if spoken else "it wrote nothing"
     return f"{said}; log: {log}"
+
+
+def _routine(line: str) -> bool:
+    """Whether a line is JSON of a child that is well: ready, or a record below a warning."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and record.get("level", "info") in ("debug", "info")

@@ -116,6 +116,14 @@ def test_an_early_death_is_one_line_with_the_end_of_the_log(tmp_path: Path) -> N
     assert text == f"engine did not start (exit status 3); its last line: no such model; log: {tmp_path}/engine.log"
 
 
+def test_routine_lines_of_a_json_log_are_not_the_reason(tmp_path: Path) -> None:
+    """The line shown is the last that says why: no readiness, no record below a warning."""
+    lines = ["k.yaml: port 1 is taken", '{"ready": "unix:/s", "pid": 1}', '{"level": "info", "msg": "shards loaded"}']
+    code = f"import sys; print(*{lines!r}, sep=chr(10)); sys.exit(1)"
+    with Supervisor(tmp_path) as supervisor, pytest.raises(ChildFailed, match="its last line: k.yaml: port 1 is taken;"):
+        supervisor.start(python("serve", code, ready=lambda: "an answer"))
+
+
 def test_a_child_that_is_never_ready_is_reported(tmp_path: Path) -> None:
     """The message says what it waited for; the child is stopped with the rest."""
     with Supervisor(tmp_path) as supervisor:

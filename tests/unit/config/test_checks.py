@@ -23,8 +23,11 @@ lanes: {a: {}}
     [
         ("{admin: '127.0.0.1:65534', workers: 4}", "serve.admin"),
         ("{listen: '127.0.0.1:65534', workers: 4}", "serve.listen"),
-        ("{listen: '127.0.0.1:9900', admin: '127.0.0.1:9902', workers: 4}", "serve.admin"),
+        ("{listen: '127.0.0.1:9904', admin: '127.0.0.1:9902', workers: 4}", "serve.admin"),
         ("{listen: '127.0.0.1:9902'}", "serve.admin"),
+        ("{admin: '127.0.0.1:9912', workers: 2}", "serve.admin: its ports 9912 to 9913 meet those of agent.admin, 9913;"),
+        ("{admin: '0.0.0.0:9899', workers: 3}", "serve.admin: its ports 9899 to 9901 meet those of envoy.admin, 9901;"),
+        ("{listen: '127.0.0.1:9999', workers: 2}", "serve.listen: its ports 9999 to 10000 meet those of envoy.listen, 10000;"),
         ("{listen: 'unix:/" + "a" * 105 + "', workers: 2}", "serve.listen"),
     ],
 )
@@ -34,7 +37,13 @@ def test_every_worker_needs_an_address_of_its_own(serve: str, key: str) -> None:
         load_text(f"lanes: {{a: {{}}}}\nserve: {serve}", where="k")
 
     (line,) = caught.value.problems
-    assert line.startswith(f"k: {key}: ")
+    assert line.startswith(f"k: {key}")
+
+
+def test_several_workers_need_no_other_line() -> None:
+    """The default addresses leave room for workers, and the same port of two hosts is two ports."""
+    assert load_text("lanes: {a: {}}\nserve: {workers: 8}", where="k").serve.workers == 8
+    assert load_text("lanes: {a: {}}\nserve: {admin: '10.0.0.1:9913'}", where="k").serve.admin == "10.0.0.1:9913"
 
 
 def test_addresses_of_workers() -> None:
@@ -82,6 +91,7 @@ def test_the_largest_accepted_figures_make_a_bootstrap() -> None:
     config = load_text(
         """
 ledger: {deadlineMs: 1000, leaseS: 3600}
+agent: {admin: "127.0.0.1:9000"}
 serve: {countDeadlineMs: 86000000, maxBodyBytes: 1073741824, listen: "127.0.0.1:65472", workers: 64}
 envoy:
   messageTimeoutMs: 86400000
