@@ -208,7 +208,7 @@ def _fleet_rows(
 ) -> list[tuple[str, PlanRow]]:
     models = ModelSet.load(config, where=where)
     rows: list[tuple[str, PlanRow]] = []
-    for view in snapshot.replicas.values():
+    for view in sorted(snapshot.replicas.values(), key=lambda view: (view.target, view.replica)):
         target = config.targets.get(view.target)
         if target is not None and not target.remote:
             rows += [(view.replica, row) for row in _replica_rows(config, models, view, target, args)]
@@ -225,6 +225,7 @@ def _replica_rows(
         committed_blocks=view.committed_blocks,
         max_sequences=report.max_sequences if report else None,
         sequences=view.sequences,
+        watermark_blocks=target.watermark_blocks(report.capacity_blocks) if report else 0,
     )
     longest = (report.max_model_tokens if report else None) or (model.context_tokens if model else None)
     label = (model.weights.quantization if model else None) or "-"
@@ -272,7 +273,6 @@ def _row_json(replica: str, row: PlanRow) -> dict[str, Any]:
 
 
 _HEAD = (
-    "MODEL",
     "WEIGHTS AS",
     "ENGINE",
     "CONTEXT",
@@ -290,7 +290,7 @@ def _text(args: argparse.Namespace, devices: list[dict[str, Any]], rows: list[tu
     fitting = [(name, row) for name, row in rows if row.fits]
     rest = [(name, row) for name, row in rows if not row.fits]
     if fitting:
-        parts.append(table(_HEAD, [_cells(name, row) for name, row in fitting]))
+        parts.append(table(("REPLICA" if fitting[0][0] else "MODEL", *_HEAD), [_cells(name, row) for name, row in fitting]))
     elif rows:
         parts.append("Nothing of this fits.")
     if rest:

@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from extproc.config import Config, load
-from extproc.errors import LedgerDown
+from extproc.errors import ConfigError, LedgerDown
 from extproc.ledger.base import LedgerSnapshot, LiveReservation, ReplicaState, ReplicaView
 from extproc.ledger.redis import RedisLedger
 from extproc.local.reach import away, reached
+from extproc.modelset import ModelSet
 from extproc.telemetry.decisionlog import StreamLog
 from extproc.telemetry.state import state_json
 from extproc.telemetry.tables import status_text
@@ -76,7 +77,7 @@ async def _page(config: Config, ledger: RedisLedger, log: StreamLog, where: str,
         print(away(where, error), file=sys.stderr, flush=True)
         return False
     clear = CLEAR if args.watch and not args.json and sys.stdout.isatty() else ""
-    print(clear + (json.dumps(page) if args.json else status_text(page)), flush=True)
+    print(clear + (json.dumps(page) if args.json else status_text(page, _block_bytes(config, page))), flush=True)
     return True
 
 
@@ -104,7 +105,10 @@ async def status(config: Config, ledger: RedisLedger, log: StreamLog, recent: in
 
 
 def _complete(snapshot: LedgerSnapshot, config: Config) -> LedgerSnapshot:
-    """The snapshot with a row for every configured replica, those that no agent ever reported included."""
+    """The snapshot as people read it: every configured replica, always in one order, headroom without the watermark.
+
+    The ledger knows no watermark, and shows the whole pool; what admissions can use is smaller.
+    """
     targets = {replica.name: target for target, _, replica in config.local_replicas()}
     found = {name: replace(v, target=v.target or targets.get(name, "")) for name, v in snapshot.replicas.items()}
     for name, target in targets.items():
@@ -125,5 +129,33 @@ def _complete(snapshot: LedgerSnapshot, config: Config) -> LedgerSnapshot:
                 orphaned=0,
                 over_admissions=0,
             )
-    lanes = dict.fromkeys(config.lanes, 0) | snapshot.lanes
-    return replace(snapshot, replicas=found, lanes=lanes)
+    ordered = sorted(found.items(), key=lambda item: (item[1].target, item[0]))
+    return replace(
+        snapshot,
+        replicas={name: _usable(view, config) for name, view in ordered},
+        lanes=dict.fromkeys(config.lanes, 0) | dict(sorted(snapshot.lanes.items())),
+        devices=dict(sorted(snapshot.devices.items())),
+    )
+
+
+def _usable(view: ReplicaView, config: Config) -> ReplicaView:
+    """The view with its headroom less its target's watermark."""
+    target = config.targets.get(view.target)
+    if view.headroom_blocks is None or view.report is None or target is None:
+        return view
+    return replace(view, headroom_blocks=view.headroom_blocks - target.watermark_blocks(view.report.capacity_blocks))
+
+
+def _block_bytes(config: Config, page: dict[str, Any]) -> dict[str, float]:
+    """Replica -> bytes of one KV block over all shards, where the configuration names a geometry that can be read here."""
+    try:
+        models = ModelSet.load(config, where=config.where)
+    except ConfigError:
+        return {}  # the files may lie where `serve` runs; what reservations tell is shown
+    found = {}
+    for row in page["state"]["replicas"]:
+        target = config.targets.get(row["target"])
+        if target is not None and not target.remote:
+            block_bytes = models.kv(row["target"], row.get("block_tokens")).bytes_per_block
+            found[row["replica"]] = float(block_bytes)
+    return {replica: block_bytes for replica, block_bytes in found.items() if block_bytes}

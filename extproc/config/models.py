@@ -6,6 +6,7 @@ Owns the shape and the bounds of single values. References between sections and 
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
@@ -195,6 +196,10 @@ class Target(Section):
     def fatal_overflow(self) -> bool:
         """Whether outgrowing the pool kills running requests, so that the full cap must be reserved."""
         return self.engine in FATAL_OVERFLOW
+
+    def watermark_blocks(self, capacity_blocks: int | None) -> int:
+        """KV blocks of a pool that no admission takes; 0 where the pool is not known."""
+        return math.ceil((capacity_blocks or 0) * self.watermark)
 
 
 class LaneQueue(Section):

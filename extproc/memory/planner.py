@@ -294,12 +294,16 @@ def _more_devices(request: PlanRequest) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRoom:
-    """A running replica as the ledger sees it: pool, what is committed, and its own limits. None is unknown."""
+    """A running replica as the ledger sees it: pool, what is committed, and its own limits. None is unknown.
+
+    ``watermark_blocks`` is the part of the pool that admissions leave free.
+    """
 
     capacity_blocks: int | None
     committed_blocks: int | None
     max_sequences: int | None
     sequences: int
+    watermark_blocks: int = 0
 
 
 def replica_row(name: str, quantization: str, engine: str, context_tokens: int, kv: KvModel, room: ReplicaRoom,
@@ -310,19 +314,20 @@ def replica_row(name: str, quantization: str, engine: str, context_tokens: int, 
     shape = (name, quantization, engine, context_tokens)
     if room.capacity_blocks is None or room.committed_blocks is None:
         return PlanRow(*shape, False, weights, each, 0, 0, "unknown", 0, why="the replica's pool is not reported now")
-    free = room.capacity_blocks - room.committed_blocks
+    pool = room.capacity_blocks - room.watermark_blocks
+    free = pool - room.committed_blocks
     by_blocks = max(0, free) // need
     by_slots = None if room.max_sequences is None else max(0, room.max_sequences - room.sequences)
     fitting = by_blocks if by_slots is None else min(by_blocks, by_slots)
     mean_need = max(1, kv.blocks(mean_tokens or context_tokens))
-    safe = max(0, int(SAFE_SHARE * room.capacity_blocks / mean_need) - room.sequences)
+    safe = max(0, int(SAFE_SHARE * pool / mean_need) - room.sequences)
     term = "sequences" if by_slots is not None and by_slots < by_blocks else "kv"
-    if need > room.capacity_blocks:
-        why = f"a sequence of {context_tokens} tokens needs {need} blocks, the whole pool has {room.capacity_blocks}"
+    if need > pool:
+        why = f"a sequence of {context_tokens} tokens needs {need} blocks, the pool without its watermark has {pool}"
     elif not fitting and term == "sequences":
         why = f"all {room.max_sequences} sequences of the engine are taken"
     else:
-        why = f"{free} of {room.capacity_blocks} blocks are free, a sequence needs {need}"
+        why = f"{free} of {pool} blocks are free, a sequence needs {need}"
     would: tuple[str, ...] = ()
     if not fitting and free > 0 and term == "kv":
         would = (f"a context of {_tokens_in(kv, free)} tokens",)

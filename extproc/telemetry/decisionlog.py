@@ -78,6 +78,7 @@ def recent_row(record: Mapping[str, Any], end: Mapping[str, Any] | None) -> Reco
         "lane",
         "model",
         "input_tokens",
+        "expected_output_tokens",
         "outcome",
         "target",
         "replica",

@@ -7,6 +7,7 @@ combination, and the fleet's gauges are built from the last snapshot only when s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -136,6 +137,7 @@ class Metrics:
         for lane in series.queues(config):
             metrics.queue_depth(lane, 0)
         metrics._fleet.lanes = tuple(config.lanes)
+        metrics._fleet.watermarks = {name: target.watermark for name, target in config.targets.items()}
         return metrics
 
     # -- the request path
@@ -327,7 +329,6 @@ _PER_REPLICA: Mapping[Metric, str] = {
     names.REPLICA_RESERVED: "reserved_blocks",
     names.REPLICA_FOREIGN: "foreign_blocks",
     names.REPLICA_COMMITTED: "committed_blocks",
-    names.REPLICA_HEADROOM: "headroom_blocks",
     names.REPLICA_SEQUENCES: "sequences",
     names.REPLICA_PREFILL: "prefill_level_tokens",
     names.REPLICA_RESERVATIONS: "reservations",
@@ -338,6 +339,7 @@ _FLEET: Sequence[Metric] = (
     names.SNAPSHOT_TIMESTAMP,
     names.REPLICA_STATE,
     names.REPLICA_CAPACITY,
+    names.REPLICA_HEADROOM,
     names.REPLICA_DRIFT,
     *_PER_REPLICA,
     names.OVER_ADMISSIONS,
@@ -386,6 +388,8 @@ class _Fleet(Collector):
     def __init__(self) -> None:
         self.snapshot: LedgerSnapshot | None = None
         self.lanes: tuple[str, ...] = ()
+        #: Share of the pool that admissions leave free, by target; the ledger's views know none.
+        self.watermarks: Mapping[str, float] = {}
 
     def describe(self) -> Iterable[Family]:
         return _families(_FLEET).values()
@@ -396,7 +400,7 @@ class _Fleet(Collector):
         if snapshot is not None:
             families[names.SNAPSHOT_TIMESTAMP].add_metric((), snapshot.now_s)
             for view in snapshot.replicas.values():
-                _replica(families, view)
+                _replica(families, view, self.watermarks.get(view.target, 0.0))
             for lane, count in (dict.fromkeys(self.lanes, 0) | dict(snapshot.lanes)).items():
                 families[names.LANE_IN_FLIGHT].add_metric((lane,), count)
             _devices(families, snapshot)
@@ -411,7 +415,7 @@ def _families(metrics: Iterable[Metric]) -> _Families:
     return {metric: make[metric.kind](metric.name, metric.help, labels=metric.labels) for metric in metrics}
 
 
-def _replica(families: _Families, view: ReplicaView) -> None:
+def _replica(families: _Families, view: ReplicaView, watermark: float) -> None:
     labels = (view.target, view.replica)
     for state in ReplicaState:
         families[names.REPLICA_STATE].add_metric((*labels, state.value), 1 if view.state == state else 0)
@@ -426,6 +430,9 @@ def _replica(families: _Families, view: ReplicaView) -> None:
         return
     if report.capacity_blocks is not None:
         families[names.REPLICA_CAPACITY].add_metric(labels, report.capacity_blocks)
+        if view.headroom_blocks is not None:
+            usable = view.headroom_blocks - math.ceil(report.capacity_blocks * watermark)
+            families[names.REPLICA_HEADROOM].add_metric(labels, usable)
     if report.used_blocks is not None and view.committed_blocks is not None:
         families[names.REPLICA_DRIFT].add_metric(labels, report.used_blocks - view.committed_blocks)
 

@@ -1,7 +1,7 @@
 """What ``kvgate status`` prints: headroom per replica, lane and device, and the recent decisions, as plain text.
 
-Pure: the objects of ``status --json`` in, lines out. Sizes are shown in KiB, MiB or GiB where bytes are known, in
-blocks where the model's geometry is not.
+Pure: the objects of ``status --json`` in, lines out. Sizes are shown in KiB, MiB or GiB where the bytes of a block
+are known, in blocks where they are not.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ def size(size_bytes: int | None) -> str:
     return f"{size_bytes} B"
 
 
-def status_text(status: Mapping[str, Any]) -> str:
-    """The whole page for one ``status --json`` object."""
+def status_text(status: Mapping[str, Any], block_bytes: Mapping[str, float] | None = None) -> str:
+    """The whole page for one ``status --json`` object.
+
+    ``block_bytes`` are the bytes of one KV block over all shards, by replica, as the models' geometries say; a replica
+    that is missing there shows what its reservations and recent decisions tell.
+    """
     ledger, state = status["ledger"], status["state"]
-    per_block = bytes_per_block(state, status["recent"])
+    per_block = bytes_per_block(state, status["recent"]) | dict(block_bytes or {})
     summary = (
         f"ledger {ledger['state']}, {ledger['latency_ms']} ms; {ledger['reservations']} reservations, "
         f"{ledger['orphaned']} orphaned, {ledger['over_admissions']} over-admissions"
@@ -77,7 +81,7 @@ def bytes_per_block(state: Mapping[str, Any], recent: Iterable[Row]) -> dict[str
 
 
 _REPLICA_HEAD = (
-    *("REPLICA", "TARGET", "STATE", "AGE", "CAPACITY", "RESERVED", "FOREIGN", "HEADROOM", "FREE"),
+    *("REPLICA", "TARGET", "STATE", "AGE", "CAPACITY", "USED", "RESERVED", "FOREIGN", "HEADROOM", "FREE"),
     *("RESERVATIONS", "ORPHANED", "SEQUENCES", "WAITING"),
 )
 
@@ -92,6 +96,7 @@ def _replica(row: Row, per_block: float | None) -> tuple[object, ...]:
         state,
         None if row["age_s"] is None else f"{row['age_s']:.1f} s",
         _blocks(capacity, per_block),
+        _blocks(row.get("kv_used_blocks"), per_block),
         _blocks(row["kv_reserved_blocks"], per_block),
         _blocks(row["kv_foreign_blocks"], per_block),
         _blocks(headroom, per_block),
@@ -109,7 +114,7 @@ def _device(row: Row) -> tuple[object, ...]:
 
 _RECENT_HEAD = (
     *("AT", "LANE", "REQ_ID", "PROMPT", "PROJECTED_KV", "FREE_BEFORE", "FREE_AFTER", "OUTCOME"),
-    *("REASON", "FREE_AT_END", "ACTUAL_IN", "ACTUAL_OUT", "ENDED"),
+    *("REASON", "FREE_AT_END", "ACTUAL_IN", "EXPECTED_OUT", "ACTUAL_OUT", "ENDED", "RID"),
 )
 
 
@@ -122,12 +127,14 @@ def _recent(row: Row) -> tuple[object, ...]:
         _room(row, "projected_kv"),
         _room(row, "free_before"),
         _room(row, "free_after"),
-        row["outcome"],
+        f"{row['outcome']} (shadow)" if row["mode"] == "shadow" else row["outcome"],
         None if str(row["outcome"]).startswith("reject") else row["reason"],
         size(row["free_at_end_bytes"]),
         row["actual_input_tokens"],
+        row["expected_output_tokens"],
         row["actual_output_tokens"],
         row["ended"],
+        row["rid"],
     )
 
 

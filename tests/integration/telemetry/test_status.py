@@ -87,9 +87,11 @@ async def test_json_has_the_schema(config_file: Path, capsys: pytest.CaptureFixt
     assert (page["ledger"]["state"], page["ledger"]["reservations"]) == ("ok", 1)
     assert (page["ledger"]["orphaned"], page["ledger"]["over_admissions"]) == (0, 0)
     assert page["ledger"]["latency_ms"] > 0
+    order = [(row["target"], row["replica"]) for row in page["state"]["replicas"]]
+    assert order == sorted(order)
     replicas = {row["replica"]: row for row in page["state"]["replicas"]}
     assert replicas["gpu-a-0"]["state"] == "ready"
-    assert replicas["gpu-a-0"]["kv_headroom_blocks"] == 4096 - 278
+    assert replicas["gpu-a-0"]["kv_headroom_blocks"] == 4096 - 82 - 278  # 2 % watermark
     (held,) = replicas["gpu-a-0"]["reservations"]
     assert (held["rid"], held["blocks"], held["state"], held["input_tokens"]) == ("rid-1", 278, "reserved", 4123)
     assert (replicas["gpu-b-0"]["state"], replicas["gpu-b-0"]["target"]) == ("unknown", "qwen-14b-q4")
@@ -121,9 +123,9 @@ async def test_text_shows_headroom_and_decisions(config_file: Path, capsys: pyte
     lines = capsys.readouterr().out.splitlines()
     replica = next(line for line in lines if line.startswith("gpu-a-0"))
     assert replica.split()[2:6] == ["ready", replica.split()[3], "s", "1.0"]
-    assert "954.5 MiB" in replica
+    assert "934.0 MiB" in replica
     assert any("reject:insufficient_headroom" in line and "-39.5 MiB" in line for line in lines)
-    assert any("fallback:qwen-14b-q4" in line and line.endswith("complete") for line in lines)
+    assert any("fallback:qwen-14b-q4" in line and line.endswith("complete  rid-1") for line in lines)
 
 
 @pytest.mark.usefixtures("busy")

@@ -223,7 +223,7 @@ def test_plan_of_a_configuration_on_a_card(capsys: pytest.CaptureFixture[str], t
 
 
 def test_plan_of_a_given_fleet(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Free blocks of the replicas of STATE.json, in sequences of full context."""
+    """Free blocks of the replicas of STATE.json without the watermark, in sequences of full context."""
     config, state = tmp_path / "kvgate.yaml", tmp_path / "STATE.json"
     config.write_text(KVGATE)
     state.write_text(json.dumps(STATE))
@@ -232,7 +232,7 @@ def test_plan_of_a_given_fleet(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert (row["replica"], row["model"], row["max_sequences"], row["binding_term"]) == (
         "gpu-a-0",
         "primary-32b",
-        2,
+        1,
         "kv",
     )
     assert found["devices"] == [{"total_bytes": 85899345920, "usable_bytes": 6442450944 - 256 * 2**20}]

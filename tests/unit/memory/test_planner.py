@@ -176,7 +176,7 @@ def test_an_unknown_pool_is_unknown_not_empty() -> None:
 
 def test_a_sequence_larger_than_the_pool_is_named() -> None:
     """It would never fit, however empty the replica is."""
-    assert room(0, capacity=100).why == "a sequence of 8192 tokens needs 512 blocks, the whole pool has 100"
+    assert room(0, capacity=100).why == "a sequence of 8192 tokens needs 512 blocks, the pool without its watermark has 100"
 
 
 def test_blocks_without_a_geometry() -> None:

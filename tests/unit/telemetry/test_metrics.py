@@ -98,6 +98,20 @@ def test_fleet_shows_the_last_snapshot_only() -> None:
     assert value(scrape(metrics), "kvgate_replica_headroom_blocks", **busy) is None
 
 
+def test_headroom_is_what_admissions_can_use() -> None:
+    """The target's watermark is taken off, as the decisions do."""
+    config = load_text(
+        "targets: {primary-32b: {engine: vllm, watermark: 0.1, replicas: [{name: gpu-a-0, url: 'http://127.0.0.1:1'}]}}\n"
+        "lanes: {a: {}}",
+        where="k",
+    )
+    metrics = Metrics.from_config(config)
+    metrics.fleet(snapshot()[0])
+    found = scrape(metrics)
+    assert value(found, "kvgate_replica_headroom_blocks", target="primary-32b", replica="gpu-a-0") == 2896 - 410
+    assert value(found, "kvgate_lane_in_flight", lane="a") == 0
+
+
 def test_unknown_is_absent_never_zero() -> None:
     """A replica without a report has a state, and no headroom that could be read as empty or full."""
     metrics = Metrics()

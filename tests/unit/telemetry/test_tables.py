@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from extproc.telemetry.decisionlog import end_record, recent_row
@@ -42,13 +44,13 @@ def test_recent_shows_the_three_figures_and_the_end() -> None:
     head, first = recent_text([row(FALLBACK, end)]).splitlines()
     assert head.split() == [
         *("AT", "LANE", "REQ_ID", "PROMPT", "PROJECTED_KV", "FREE_BEFORE", "FREE_AFTER", "OUTCOME"),
-        *("REASON", "FREE_AT_END", "ACTUAL_IN", "ACTUAL_OUT", "ENDED"),
+        *("REASON", "FREE_AT_END", "ACTUAL_IN", "EXPECTED_OUT", "ACTUAL_OUT", "ENDED", "RID"),
     ]
     assert (
         first.split()
         == (
             "13:00:00.123 fast-edit x-7 4123 69.5 MiB 225.0 MiB 155.5 MiB fallback:qwen-14b-q4 insufficient_headroom "
-            "1.0 GiB 4125 298 complete"
+            "1.0 GiB 4125 310 298 complete rid-1"
         ).split()
     )
 
@@ -57,6 +59,12 @@ def test_a_refusal_shows_the_room_that_was_missing() -> None:
     """A rejected or rerouted request shows the negative room of the place that refused it."""
     for decision in (REJECT, TO_REMOTE):
         assert "-39.5 MiB" in recent_text([row(decision)])
+
+
+def test_a_shadow_decision_is_marked() -> None:
+    """What would have happened is not shown as what happened."""
+    assert "fallback:qwen-14b-q4 (shadow)" in recent_text([row(replace(FALLBACK, mode="shadow"))])
+    assert "(shadow)" not in recent_text([row(FALLBACK)])
 
 
 def test_status_page_has_replicas_lanes_devices() -> None:
@@ -72,9 +80,12 @@ def test_status_page_has_replicas_lanes_devices() -> None:
     lines = {line.split()[0]: line for line in text.splitlines() if line}
     assert (
         lines["gpu-a-0"].split()
-        == ("gpu-a-0 primary-32b ready 0.5 s 1.0 GiB 47.5 MiB 252.5 MiB 724.0 MiB 71 % 1 1 1/256 0").split()
+        == ("gpu-a-0 primary-32b ready 0.5 s 1.0 GiB 300.0 MiB 47.5 MiB 252.5 MiB 724.0 MiB 71 % 1 1 1/256 0").split()
     )
-    assert lines["gpu-b-0"].split() == "gpu-b-0 qwen-14b-q4 unknown, drained - - 0 blocks - - - 0 0 0 -".split()
+    assert lines["gpu-b-0"].split() == "gpu-b-0 qwen-14b-q4 unknown, drained - - - 0 blocks - - - 0 0 0 -".split()
+    by_geometry = status_text(page, {"gpu-a-0": 2.0**20, "gpu-b-0": 2.0**20})
+    assert "4.0 GiB" in by_geometry
+    assert "0 blocks" not in by_geometry
     assert lines["fast-edit"].split() == ["fast-edit", "1"]
     assert lines["GPU-1"].split() == "GPU-1 ok 6.0 GiB 4.0 KiB 80.0 GiB".split()
 
