@@ -29,6 +29,8 @@ USUAL_DECODE_TOKENS_PER_S = 30.0
 #: Shortest and longest life assumed for an orphan.
 CAP_S_MIN, CAP_S_MAX = 30.0, 3600.0
 REMOTE_NEED = Need(0, 0, 0, 0, 0)
+#: An engine that embeds with an encoder keeps no KV and reports a pool without blocks (vLLM: the null block alone).
+NO_KV = Projection(0, 0, 0, (), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,9 @@ class Planner:
         if isinstance(limits, Reason):
             limit = seen.context if limits is Reason.EXCEEDS_CONTEXT else seen.pool_tokens
             return Place(name, replica.name, None, None, limits, limit)
-        need = project(seen.kv, ask.count.per_prompt, limits.expected_tokens, ask.sequences)
+        need = NO_KV
+        if ask.generates or seen.report is None or seen.report.capacity_blocks != 0:
+            need = project(seen.kv, ask.count.per_prompt, limits.expected_tokens, ask.sequences)
         cap_blocks = need.kv_blocks
         if limits.cap_tokens > limits.expected_tokens:
             cap_blocks = project(seen.kv, ask.count.per_prompt, limits.cap_tokens, ask.sequences).kv_blocks

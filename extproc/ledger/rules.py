@@ -177,6 +177,9 @@ def refusal(c: Candidate, r: Room) -> tuple[str | None, int]:
 
 def _pool(c: Candidate, r: Room) -> tuple[str | None, int]:
     need, keep = c.need.kv_blocks, min(c.keep_free_blocks, math.floor(r.room * KEEP_FREE_SHARE))
+    if need > 0 >= r.room:
+        # An engine that is still loading reports a pool without blocks; that is no size to refuse by for good.
+        return Reason.UNKNOWN_STATE, -1
     if need > r.room - keep or (c.lane_share is not None and need > math.floor(c.lane_share * r.room)):
         return Reason.EXCEEDS_POOL, -1
     head = r.room - r.committed

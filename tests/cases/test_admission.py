@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from extproc.server import render
+from extproc.types import RequestHead
 from tests.cases.sidecar import Sidecar, chat, device, fleet, llamacpp, report, tokens
 
 PAYLOADS = Path(__file__).parents[1] / "data" / "payloads"
@@ -125,7 +127,11 @@ async def test_a17_a_lanes_budget_comes_before_any_headroom(make: Make) -> None:
     await sidecar.see(report(tokens=900_000))
     decision = await sidecar.decide(tokens(15_000))
     assert (decision.outcome, decision.refusal and decision.refusal.status) == ("reject:prompt_budget_exceeded", 400)
-    assert "edit" in (decision.refusal.message if decision.refusal else "")
+    said = decision.refusal.message if decision.refusal else ""
+    assert "edit" in said
+    told = render(decision, "request_body", RequestHead("POST", "/v1/chat/completions", {})).immediate_response.body
+    assert ("at most" in said.partition(", the lane")[0]) is (decision.count_source == "bound")
+    assert (b"resulted in" in told) is (decision.count_source != "bound")
     assert (await sidecar.decide(tokens(4096))).outcome == "admit"
     assert (await sidecar.decide(tokens(4097))).outcome == "reject:prompt_budget_exceeded"
 
@@ -218,6 +224,23 @@ async def test_b05_a_context_that_the_request_asks_ollama_for(
     options = {"num_predict": 100} | ({} if asked is None else {"num_ctx": asked})
     path, body = "/api/generate", chat("", prompt="x" * (prompt - 200), raw=True, options=options)[1]
     assert (await sidecar.decide((path, body))).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("asked", "outcome"),
+    [(("/v1/embeddings", b'{"model":"coder","input":["abc","def"]}'), "admit"), (tokens(10), "reject:unknown_state")],
+    ids=["embeddings", "generation"],
+)
+async def test_b07_an_encoder_keeps_no_kv(make: Make, asked: tuple[str, bytes], outcome: str) -> None:
+    """A pool of the null block alone takes what generates nothing; for the rest its size is unknown, as while it loads."""
+    sidecar = make(fleet())
+    await sidecar.see(report(tokens=0))
+    decision = await sidecar.decide(asked)
+    assert decision.outcome == outcome
+    if outcome == "admit":
+        need = decision.candidates[0].need
+        assert need is not None
+        assert (need.kv_blocks, need.sequences, need.prefill_tokens > 0) == (0, 2, True)
 
 
 async def test_b15_a_measured_cost_decides_and_is_shown(make: Make) -> None:

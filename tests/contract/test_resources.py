@@ -303,3 +303,10 @@ async def test_heartbeats_count_the_living(ledger: Ledger, clock: Clock) -> None
     clock.tick(3)
     assert (await ledger.snapshot()).live_sidecars == 1
     assert await ledger.heartbeat("two", 0) == 0
+
+
+async def test_a_pool_without_blocks_takes_what_keeps_none(ledger: Ledger, clock: Clock) -> None:
+    """An encoder has no KV; an engine that is still loading is unknown, not too small for ever."""
+    await ledger.publish([report(clock(), capacity_blocks=0)], [], 30)
+    answers = await reasons(ledger, ask("1", candidate(n=need(0))), ask("2", candidate(n=need(1))))
+    assert answers == [None, "unknown_state"]

@@ -80,6 +80,8 @@ end
 local lane_live
 local function stocks(c, p, s, state, room, head)
   local replica, need, keep = c[2], c[4], min(c[17], floor(room * 0.25))
+  -- An engine that is still loading reports a pool without blocks; that is no size to refuse by for good.
+  if need > 0 and room <= 0 then return 'unknown_state', -1 end
   if need > room - keep or (c[21] >= 0 and need > floor(c[21] * room)) then return 'exceeds_pool', -1 end
   if s[S_N] > 0 then keep = keep + c[24] end
   if head - need < keep then return 'insufficient_headroom', frees_in(replica, need + keep - head, 1) end
