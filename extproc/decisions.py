@@ -350,13 +350,16 @@ def _sentence(reason: Reason, what: Understood | None) -> str | None:
     if what is None:
         return None
     count = what.count()
+    tokens = f"{count.input_tokens} tokens"
+    if count.source == "bound":
+        tokens = f"at most {tokens} (an upper bound, not counted)"
     if reason is Reason.PROMPT_BUDGET_EXCEEDED:
         budget = what.route.lane.max_input_tokens
-        return f"The input has {count.input_tokens} tokens, the lane {what.route.lane_name} takes at most {budget}."
+        return f"The input has {tokens}, the lane {what.route.lane_name} takes at most {budget}."
     if reason in (Reason.EXCEEDS_CONTEXT, Reason.EXCEEDS_POOL):
         cap = what.request.max_output_tokens
         asked = f" and asks for up to {cap} more" if cap else ""
-        return f"The input has {count.input_tokens} tokens{asked}; no engine of this model can hold that."
+        return f"The input has {tokens}{asked}; no engine of this model can hold that."
     return None
 
 

@@ -329,7 +329,8 @@ def render(decision: Decision, stage: str, head: RequestHead) -> pb.ProcessingRe
         retry_after_ms=retry_ms,
         retry_after_s=retry_after_seconds(retry_ms) if retry_ms is not None else None,
         request_id=head.request_id,
-        input_tokens=decision.input_tokens,
+        # An upper bound is no figure to tell a client as a fact; the message says what it is.
+        input_tokens=None if decision.count_source == "bound" else decision.input_tokens,
         limit_tokens=refusal.limit_tokens,
     )
     return refuse(decision, status=refusal.status, headers=headers, body=body)

@@ -138,8 +138,13 @@ def _ollama(
 
 
 def _openai_too_long(message: str, input_tokens: int | None, limit_tokens: int | None) -> str:
-    if input_tokens is None or limit_tokens is None:
+    if limit_tokens is None:
         return f"This request exceeds the maximum context length. {message} Please reduce the length of the messages."
+    if input_tokens is None:
+        return (
+            f"This model's maximum context length is {limit_tokens} tokens. {message} "
+            "Please reduce the length of the messages."
+        )
     return (
         f"This model's maximum context length is {limit_tokens} tokens. However, your messages resulted in "
         f"{input_tokens} tokens. {message} Please reduce the length of the messages."

@@ -218,10 +218,6 @@ class Metrics:
         """Requests of ``lane`` that are held now."""
         self._gauges[names.QUEUE_DEPTH].labels(self._lane(lane)).set(depth)
 
-    def log_entry(self, kind: str) -> None:
-        """An access-log entry arrived; ``kind`` is Envoy's entry type in lower case (end, periodic, upstream_end)."""
-        self._counters[names.LOG_ENTRIES].labels(kind).inc()
-
     def misrouted(self, target: str | None) -> None:
         """A request was served by another endpoint than the reserved one."""
         self._counters[names.MISROUTED].labels(self._target(target)).inc()

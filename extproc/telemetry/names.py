@@ -84,7 +84,6 @@ INTERNAL_ERRORS = Metric(
 )
 STREAMS = Metric("kvgate_extproc_streams", "gauge", "Open ext_proc streams.")
 EXCHANGES = Metric("kvgate_exchanges_undecided", "gauge", "Exchanges that wait for their decision.")
-LOG_ENTRIES = Metric("kvgate_access_log_entries", "counter", "Access-log entries received from Envoy.", ("kind",))
 
 # The end of a request.
 COMPLETIONS = Metric(

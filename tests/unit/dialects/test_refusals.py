@@ -57,6 +57,13 @@ def test_openai_clients_know_the_code_of_a_long_prompt() -> None:
     )
 
 
+def test_a_limit_is_named_where_the_input_is_only_bounded() -> None:
+    """The limit is a fact and stays; a figure that nobody counted is not told as one."""
+    body, _ = refused("openai.chat", Reason.EXCEEDS_CONTEXT, limit_tokens=8192)
+    assert body["error"]["message"].startswith("This model's maximum context length is 8192 tokens. ")
+    assert "resulted in" not in body["error"]["message"]
+
+
 def test_anthropic_clients_know_the_beginning_of_the_message() -> None:
     """Claude Code and Cline compact on "prompt is too long"."""
     body, _ = refused("anthropic.messages", Reason.PROMPT_BUDGET_EXCEEDED, request_id="req_1")

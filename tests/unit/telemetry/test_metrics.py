@@ -257,7 +257,6 @@ def test_gauges_that_others_set() -> None:
     metrics.renewals_refused(7)
     metrics.misrouted("primary-32b")
     metrics.internal_error("decide")
-    metrics.log_entry("end")
     metrics.decision_log_dropped(2)
     metrics.spans("failed", 8)
     found = scrape(metrics)
@@ -269,6 +268,5 @@ def test_gauges_that_others_set() -> None:
     assert value(found, "kvgate_renewals_refused_total") == 7
     assert value(found, "kvgate_misrouted_total", target="primary-32b") == 1
     assert value(found, "kvgate_internal_errors_total", where="decide") == 1
-    assert value(found, "kvgate_access_log_entries_total", kind="end") == 1
     assert value(found, "kvgate_decision_log_dropped_total") == 2
     assert value(found, "kvgate_spans_total", result="failed") == 8
