@@ -54,6 +54,9 @@ def run(args: argparse.Namespace) -> int:
     except BadRequest as error:
         return _refused(args, error)
     counted = _count(parsed.request, head, config) if parsed.request else None
+    if parsed.dialect is None:
+        note = "is no path that kvgate counts; such requests take nothing and go by unknownPaths (docs/dialects.md)"
+        print(f"kvgate count: --path {head.path}: {note}", file=sys.stderr)
     record = describe(head.path, parsed, counted)
     print(json.dumps(record) if args.json else _lines(record))
     return 0
@@ -108,4 +111,19 @@ def _refused(args: argparse.Namespace, error: BadRequest) -> int:
 
 
 def _lines(record: dict[str, object]) -> str:
-    return "\n".join(f"{name:<18} {value if value is not None else '-'}" for name, value in record.items())
+    return "\n".join(f"{name:<18} {_word(value)}" for name, value in record.items())
+
+
+def _word(value: object) -> str:
+    """A value as people read it; lists of what is not there are ``none``."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(_image(each) if isinstance(each, dict) else str(each) for each in value) or "none"
+    return str(value)
+
+
+def _image(image: dict[str, object]) -> str:
+    return f"{image['width']}x{image['height']} ({image['bytes']} B)"

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from extproc.errors import GeometryError
-from extproc.memory import Flags, Geometry, KvModel, build_kv_model, engine_rules, image_tokens, load_geometry
+from extproc.memory import (
+    Flags,
+    Geometry,
+    KvModel,
+    build_kv_model,
+    catalogue_names,
+    engine_rules,
+    image_tokens,
+    load_geometry,
+)
 from extproc.memory.engines import ENGINES, EngineRules, PoolStyle
 from extproc.memory.estimate import Estimate, Load, estimate
 from extproc.memory.flags import default_batched_tokens
 from extproc.memory.overheads import default_max_sequences
-from extproc.memory.sizes import parse_devices, parse_size
+from extproc.memory.sizes import lacks_unit, parse_devices, parse_size
 from extproc.memory.weights import weight_format
 from extproc.telemetry.tables import size, table
 
@@ -24,7 +34,8 @@ DEFAULT_TOKENS = 8192
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a model directory, config.json, GGUF file or catalogue name")
+    add("model", nargs="?", metavar="MODEL", help="a model directory, config.json, GGUF file or catalogue name")
+    add("--list", action="store_true", help="print the catalogue's names and stop")
     add("--engine", default="vllm", help=f"one of {', '.join(ENGINES)} (default vllm)")
     add("--engine-version", metavar="V", help="rules of that version (default: the newest known)")
     add("--tokens", type=int, metavar="N", help=f"tokens of one sequence, input and output (default {DEFAULT_TOKENS})")
@@ -78,7 +89,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 the estimate was made; GeometryError (exit status 1) where it cannot be."""
+    """0 the estimate was made; 2 wrong usage; GeometryError (exit status 1) where it cannot be."""
+    if args.list:
+        print("\n".join(catalogue_names()))
+        return 0
+    if args.model is None:
+        print("estimate: name a model, or see the catalogue: kvgate estimate --list", file=sys.stderr)
+        return 2
+    for option, text in (("device", args.device), ("weights", args.weights)):
+        if text and (bare := lacks_unit(text)):
+            print(f"estimate: --{option}: {bare}", file=sys.stderr)
+            return 2
     geometry = load_geometry(args.model)
     rules = engine_rules(args.engine, args.engine_version)
     load = _load(args, geometry)

@@ -18,7 +18,7 @@ from extproc.memory import Geometry, catalogue_names, engine_rules, load_geometr
 from extproc.memory.engines import ENGINES, PoolStyle
 from extproc.memory.overheads import DeviceBudget
 from extproc.memory.planner import PlanRequest, PlanRow, ReplicaRoom, plan_row, replica_row
-from extproc.memory.sizes import parse_devices, parse_size
+from extproc.memory.sizes import lacks_unit, parse_devices, parse_size
 from extproc.memory.weights import geometry_weights, weight_format
 from extproc.modelset import ModelSet
 from extproc.telemetry.state import load_state
@@ -87,10 +87,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 the plan was made, whatever fits; 1 bad input; 2 neither a device nor a configuration."""
+    """0 the plan was made, whatever fits; 1 bad input; 2 neither a device nor a configuration, or a size without a unit."""
     if not args.device and not args.config:
         print("plan: name a card (--device 24GiB) or a configuration (-c kvgate.yaml)", file=sys.stderr)
         return 2
+    for option, text in (("device", args.device), ("reserve", args.reserve), ("mps-limit", args.mps_limit)):
+        if text and (bare := lacks_unit(text)):
+            print(f"plan: --{option}: {bare}", file=sys.stderr)
+            return 2
     for context in (*args.context, *((args.mean_tokens,) if args.mean_tokens is not None else ())):
         if context < 1:
             raise GeometryError(f"{context} tokens; give at least 1")

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 
@@ -53,7 +54,9 @@ def catalogue_geometry(name: str) -> Geometry:
     if row is None:
         near = close_names(name)
         hint = f"; close: {', '.join(near)}" if near else ""
-        raise GeometryError(f"{name}: no such file, directory or catalogue model{hint}")
+        raise GeometryError(
+            f"{name}: no such file, directory or catalogue model{hint}; all names: kvgate estimate --list"
+        )
     return _geometry(str(row["name"]))
 
 
@@ -68,9 +71,11 @@ def _geometry(full_name: str) -> Geometry:
 
 
 def close_names(name: str, limit: int = 5) -> tuple[str, ...]:
-    """Catalogue names that share the most word parts with ``name``."""
+    """Catalogue names close to ``name``: those that share the most word parts, else those spelled alike."""
     wanted = set(re.split(r"[^a-z0-9.]+", name.lower())) - {""}
     scored = sorted(
         ((len(wanted & set(re.split(r"[^a-z0-9.]+", n.lower()))), n) for n in _rows()), key=lambda s: (-s[0], s[1])
     )
-    return tuple(n for score, n in scored[:limit] if score)
+    shared = tuple(n for score, n in scored[:limit] if score)
+    alike = get_close_matches(name.lower(), _index(), limit, cutoff=0.5)
+    return shared or tuple(dict.fromkeys(_index()[spelling] for spelling in alike))

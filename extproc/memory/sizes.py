@@ -6,16 +6,27 @@ import re
 
 from extproc.errors import GeometryError
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
           "tib": 1 << 40, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}  # fmt: skip
+_BARE = re.compile(r"(\d+(?:\.\d+)?)(?:\s*[xX*]\s*(\d+(?:\.\d+)?))?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 
 
+def lacks_unit(text: str) -> str | None:
+    """The complaint about a size or device list that is a bare number; None where it has a unit."""
+    match = _BARE.fullmatch(text.strip())
+    number = max(filter(None, match.groups()), key=float) if match else "0"
+    return f"{number} what? write {number}GiB" if float(number) else None
+
+
 def parse_size(text: str) -> int:
-    """Bytes of ``24GiB``, ``80GB`` (10**9), ``512MiB`` or a plain number; GeometryError with an example."""
+    """Bytes of ``24GiB``, ``80GB`` (10**9), ``512MiB`` never a bare number; GeometryError with an example."""
+    bare = lacks_unit(text)
+    if bare is not None:
+        raise GeometryError(bare)
     match = _SIZE.fullmatch(text.strip())
     if match is None or match.group(2).lower() not in _UNITS:
-        raise GeometryError(f"size {text!r} is not understood; write 24GiB, 80GB or a number of bytes")
+        raise GeometryError(f"size {text!r} is not understood; write 24GiB, 80GB or 512MiB")
     value = round(float(match.group(1)) * _UNITS[match.group(2).lower()])
     if value <= 0:
         raise GeometryError(f"size {text!r} must be more than 0")
@@ -25,6 +36,9 @@ def parse_size(text: str) -> int:
 def parse_devices(text: str) -> tuple[int, ...]:
     """Bytes of each device of ``24GiB``, ``80GiBx2`` or ``2x80GiB``; GeometryError with an example."""
     text = text.strip()
+    bare = lacks_unit(text)
+    if bare is not None:
+        raise GeometryError(bare)
     match = re.fullmatch(r"(\d+)\s*[xX*]\s*(\d.*)", text)
     if match:
         count, size = match.group(1), match.group(2)

@@ -79,10 +79,11 @@ def test_headers_matter(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 def test_an_unknown_path_takes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """No dialect, no reservation, no error."""
-    status, found, _ = run(
+    status, found, err = run(
         capsys, str(SHIPPED / "73-audio-multipart.bin"), "--path", "/v1/audio/transcriptions", "--json"
     )
     assert (status, found["dialect"], found["reserve"], found["count_source"]) == (0, None, False, None)
+    assert err.startswith("kvgate count: --path /v1/audio/transcriptions: is no path that kvgate counts; ")
 
 
 def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -101,4 +102,6 @@ def test_people_get_lines(capsys: pytest.CaptureFixture[str]) -> None:
     """One figure a line."""
     status, out, _ = run(capsys, str(SHIPPED / "14-chat-n3.json"), "--path", CHAT)
     assert status == 0
-    assert "sequences          3" in out
+    assert "sequences          3\n" in out
+    assert "stream             false\n" in out
+    assert "images             none\n" in out

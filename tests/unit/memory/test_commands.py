@@ -238,6 +238,33 @@ def test_plan_of_a_given_fleet(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert found["devices"] == [{"total_bytes": 85899345920, "usable_bytes": 6442450944 - 256 * 2**20}]
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "line"),
+    [
+        (plan_command, ["--device", "24"], "plan: --device: 24 what? write 24GiB"),
+        (plan_command, ["--device", "24x2"], "plan: --device: 24 what? write 24GiB"),
+        (plan_command, ["--device", "24GiB", "--reserve", "2"], "plan: --reserve: 2 what? write 2GiB"),
+        (estimate_command, ["Qwen3-8B", "--device", "24"], "estimate: --device: 24 what? write 24GiB"),
+        (estimate_command, ["Qwen3-8B", "--weights", "18.6"], "estimate: --weights: 18.6 what? write 18.6GiB"),
+        (estimate_command, [], "estimate: name a model, or see the catalogue: kvgate estimate --list"),
+    ],
+)
+def test_what_is_half_said_is_asked_back(
+    capsys: pytest.CaptureFixture[str], command: Any, words: list[str], line: str
+) -> None:
+    """A size without a unit is not taken for bytes, and a model is not guessed."""
+    assert call(command, *words) == 2
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_the_catalogue_can_be_listed_and_is_named_where_a_name_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt name meets the names close to it and the way to see all."""
+    assert call(estimate_command, "--list") == 0
+    assert "Qwen/Qwen3-8B" in capsys.readouterr().out.splitlines()
+    with pytest.raises(GeometryError, match=r"qwenn38b: .*; close: .*Qwen3-8B.*; all names: kvgate estimate --list"):
+        call(estimate_command, "qwenn38b")
+
+
 def test_plan_needs_a_card_or_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong usage is exit status 2 and one line."""
     assert call(plan_command) == 2
