@@ -14,6 +14,7 @@ from extproc.local import ask, effective, stack
 from extproc.local.demo_stack import PORTS, DemoEngines, make_engines
 from extproc.local.effective import Data
 from extproc.local.lifetime import Stopped, run_directory, stopping_on_signals
+from extproc.local.preflight import make_sure
 from extproc.local.supervisor import ChildFailed, Supervisor
 
 HELP = "run ledger, agent, ext_proc, Envoy and, where none are given, engines on this machine"
@@ -71,6 +72,8 @@ def _up(args: argparse.Namespace, directory: Path) -> int:
     plan = _plan(args.config, args.engine, directory)
     embedded = plan.data.get("ledger", {}).get("url") == "embedded"
     data = effective.with_value(plan.data, f"unix:{directory}/extproc.sock", "serve", "listen")
+    if args.config is not None:
+        make_sure(effective.write(directory / "kvgate.yaml", data).named(str(args.config)))
     port = stack.free_ports(1)[0] if embedded else None
     if port is not None:
         data = effective.with_value(data, f"redis://127.0.0.1:{port}/0", "ledger", "url")

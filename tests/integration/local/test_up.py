@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -192,6 +193,37 @@ def test_an_engine_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
         f"kvgate up: --engine http://127.0.0.1:{closed}: no vLLM, SGLang, llama.cpp or Ollama answers there; start it first"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_starts_where_a_child_would_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A geometry, a credential, a port and a ledger that are not there: a line each, with file, key and mend."""
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        path = tmp_path / "k.yaml"
+        path.write_text(
+            f"""
+ledger: {{url: "redis://127.0.0.1:1/0"}}
+envoy: {{listen: "127.0.0.1:{port}", admin: "127.0.0.1:0"}}
+serve: {{admin: "127.0.0.1:0"}}
+models: {{m: {{geometry: no-such.json}}}}
+targets:
+  far: {{engine: openai, url: "http://127.0.0.1:1", model: m, auth: {{inject: {{secretEnv: NO_SUCH_KEY}}}}}}
+lanes: {{all: {{targets: [far]}}}}
+"""
+        )
+        command = [sys.executable, "-m", "extproc.cli", "up", "-c", str(path)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=START_S, env={**os.environ, "TMPDIR": str(tmp_path)}
+        )
+
+    said = done.stderr.splitlines()
+    keys = ("models.m.geometry", "ledger.url", "targets.far.auth.inject.secretEnv", "envoy.listen")
+    assert (done.returncode, done.stdout, len(said)) == (1, "", len(keys))
+    assert all(line.startswith(f"{path}: {key}: ") for line, key in zip(said, keys, strict=True))
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_configuration_that_cannot_be_used_is_status_1(tmp_path: Path) -> None:
