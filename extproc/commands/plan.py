@@ -294,7 +294,9 @@ def _text(args: argparse.Namespace, devices: list[dict[str, Any]], rows: list[tu
     fitting = [(name, row) for name, row in rows if row.fits]
     rest = [(name, row) for name, row in rows if not row.fits]
     if fitting:
-        parts.append(table(("REPLICA" if fitting[0][0] else "MODEL", *_HEAD), [_cells(name, row) for name, row in fitting]))
+        parts.append(
+            table(("REPLICA" if fitting[0][0] else "MODEL", *_HEAD), [_cells(name, row) for name, row in fitting])
+        )
     elif rows:
         parts.append("Nothing of this fits.")
     if rest:

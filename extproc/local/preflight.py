@@ -27,7 +27,9 @@ def make_sure(config: Config, environment: Mapping[str, str] = os.environ) -> No
         try:
             attempt(config)
         except ConfigError as error:
-            problems += [line if line.startswith(config.where) else f"{config.where}: {line}" for line in error.problems]
+            problems += [
+                line if line.startswith(config.where) else f"{config.where}: {line}" for line in error.problems
+            ]
     problems += [f"{config.where}: {line}" for line in (*_credentials(config, environment), *_ports(config))]
     if problems:
         raise ConfigError(problems)

@@ -139,7 +139,10 @@ REPLICA_FOREIGN = Metric(
 )
 REPLICA_COMMITTED = Metric("kvgate_replica_committed_blocks", "gauge", "Reserved plus foreign blocks.", _REPLICA)
 REPLICA_HEADROOM = Metric(
-    "kvgate_replica_headroom_blocks", "gauge", "Capacity without the watermark minus committed blocks; may be negative.", _REPLICA
+    "kvgate_replica_headroom_blocks",
+    "gauge",
+    "Capacity without the watermark minus committed blocks; may be negative.",
+    _REPLICA,
 )
 REPLICA_DRIFT = Metric(
     "kvgate_replica_drift_blocks",

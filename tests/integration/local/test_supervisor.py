@@ -120,7 +120,10 @@ def test_routine_lines_of_a_json_log_are_not_the_reason(tmp_path: Path) -> None:
     """The line shown is the last that says why: no readiness, no record below a warning."""
     lines = ["k.yaml: port 1 is taken", '{"ready": "unix:/s", "pid": 1}', '{"level": "info", "msg": "shards loaded"}']
     code = f"import sys; print(*{lines!r}, sep=chr(10)); sys.exit(1)"
-    with Supervisor(tmp_path) as supervisor, pytest.raises(ChildFailed, match=r"its last line: k\.yaml: port 1 is taken;"):
+    with (
+        Supervisor(tmp_path) as supervisor,
+        pytest.raises(ChildFailed, match=r"its last line: k\.yaml: port 1 is taken;"),
+    ):
         supervisor.start(python("serve", code, ready=lambda: "an answer"))
 
 

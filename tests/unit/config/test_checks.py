@@ -25,9 +25,15 @@ lanes: {a: {}}
         ("{listen: '127.0.0.1:65534', workers: 4}", "serve.listen"),
         ("{listen: '127.0.0.1:9904', admin: '127.0.0.1:9902', workers: 4}", "serve.admin"),
         ("{listen: '127.0.0.1:9902'}", "serve.admin"),
-        ("{admin: '127.0.0.1:9912', workers: 2}", "serve.admin: its ports 9912 to 9913 meet those of agent.admin, 9913;"),
+        (
+            "{admin: '127.0.0.1:9912', workers: 2}",
+            "serve.admin: its ports 9912 to 9913 meet those of agent.admin, 9913;",
+        ),
         ("{admin: '0.0.0.0:9899', workers: 3}", "serve.admin: its ports 9899 to 9901 meet those of envoy.admin, 9901;"),
-        ("{listen: '127.0.0.1:9999', workers: 2}", "serve.listen: its ports 9999 to 10000 meet those of envoy.listen, 10000;"),
+        (
+            "{listen: '127.0.0.1:9999', workers: 2}",
+            "serve.listen: its ports 9999 to 10000 meet those of envoy.listen, 10000;",
+        ),
         ("{listen: 'unix:/" + "a" * 105 + "', workers: 2}", "serve.listen"),
     ],
 )

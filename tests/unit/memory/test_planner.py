@@ -176,7 +176,10 @@ def test_an_unknown_pool_is_unknown_not_empty() -> None:
 
 def test_a_sequence_larger_than_the_pool_is_named() -> None:
     """It would never fit, however empty the replica is."""
-    assert room(0, capacity=100).why == "a sequence of 8192 tokens needs 512 blocks, the pool without its watermark has 100"
+    assert (
+        room(0, capacity=100).why
+        == "a sequence of 8192 tokens needs 512 blocks, the pool without its watermark has 100"
+    )
 
 
 def test_blocks_without_a_geometry() -> None:
@@ -199,7 +202,9 @@ def test_devices_are_understood(text: str, expected: tuple[int, ...]) -> None:
     assert parse_devices(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "much", "24XiB", "24GiBx0", "24GiBx9999", "-5GiB", "0", "GiB", "24GiBxx2", "24", "24x2", "2x24"])
+@pytest.mark.parametrize(
+    "text", ["", "much", "24XiB", "24GiBx0", "24GiBx9999", "-5GiB", "0", "GiB", "24GiBxx2", "24", "24x2", "2x24"]
+)
 def test_other_sizes_are_refused_with_an_example(text: str) -> None:
     """The error shows how to write it."""
     with pytest.raises(GeometryError, match=r"24GiB|more than 0"):

@@ -30,6 +30,14 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
     return samples.get((name, frozenset(labels.items())))
 
 
+def test_no_series_tells_when_another_began() -> None:
+    """Neither format carries the ``_created`` series that double what a scrape stores."""
+    metrics = Metrics()
+    metrics.decision(FALLBACK, decision_s=0.002, count_s=0.001)
+    for accept in ("text/plain", "application/openmetrics-text; version=1.0.0"):
+        assert b"_created" not in metrics.exposition(accept)[1]
+
+
 def test_counts_a_decision_under_its_labels() -> None:
     """Each decision adds one under mode, decision, lane, target and reason."""
     metrics = Metrics()
