@@ -136,6 +136,33 @@ async def test_recent_limits_the_decisions(config_file: Path, capsys: pytest.Cap
         assert len(json.loads(capsys.readouterr().out)["recent"]) == count
 
 
+async def test_release_takes_what_status_shows(
+    busy: RedisLedger, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The RID and the request id of the table both name the reservation; a second try finds none."""
+    for shown, released in (("x-1", "rid-1"), ("rid-1", None)):
+        code = await asyncio.to_thread(main, ["release", shown, "-c", str(config_file)])
+        out, err = capsys.readouterr()
+        assert (code, out) == ((0, f"{released}: released\n") if released else (1, ""))
+        assert bool(err) is (released is None)
+    assert await busy.reservations("gpu-a-0") == []
+
+
+async def test_one_request_id_of_several_reservations_is_asked_back(
+    busy: RedisLedger, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A client that sends one id with everything does not lose a reservation that nobody meant."""
+    candidate = Candidate("primary-32b", "gpu-a-0", remote=False, need=NEED, cap_blocks=278)
+    await busy.reserve(
+        ReserveRequest("rid-2", "fast-edit", "envoy-1", "x-1", "none:s", 4123, 310, 1200, [candidate], lease_s=30)
+    )
+    assert await asyncio.to_thread(main, ["release", "x-1", "-c", str(config_file)]) == 1
+    said = capsys.readouterr().err
+    assert "2 live reservations have this request id" in said
+    assert "rid-1" in said
+    assert "rid-2" in said
+
+
 async def test_a_ledger_that_is_away_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No server: exit status 1 and one line with the file and the mend."""
     path = tmp_path / "kvgate.yaml"
