@@ -10,13 +10,18 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from functools import cache
 from importlib import resources
 
 from extproc.errors import GeometryError
 from extproc.memory.geometry import Geometry
 from extproc.memory.hf import geometry_from_config
+
+#: What separates the parts of a model's name.
+_PARTS = re.compile(r"[^a-z0-9.]+")
+#: Share of equal spelling from which a misspelt name is recognised.
+_ALIKE = 0.6
 
 
 @cache
@@ -71,11 +76,17 @@ def _geometry(full_name: str) -> Geometry:
 
 
 def close_names(name: str, limit: int = 5) -> tuple[str, ...]:
-    """Catalogue names close to ``name``: those that share the most word parts, else those spelled alike."""
-    wanted = set(re.split(r"[^a-z0-9.]+", name.lower())) - {""}
-    scored = sorted(
-        ((len(wanted & set(re.split(r"[^a-z0-9.]+", n.lower()))), n) for n in _rows()), key=lambda s: (-s[0], s[1])
-    )
-    shared = tuple(n for score, n in scored[:limit] if score)
-    alike = get_close_matches(name.lower(), _index(), limit, cutoff=0.5)
-    return shared or tuple(dict.fromkeys(_index()[spelling] for spelling in alike))
+    """Catalogue names close to ``name``: those that share the most word parts, the ones spelled most alike first.
+
+    Where none shares a part, names that are spelled much alike.
+    """
+    wanted = set(_PARTS.split(name.lower())) - {""}
+
+    def score(full: str) -> tuple[int, float]:
+        short = full.rpartition("/")[2].lower()
+        alike = SequenceMatcher(None, name.lower().rpartition("/")[2], short).ratio()
+        return len(wanted & set(_PARTS.split(full.lower()))), alike
+
+    scored = sorted(((score(full), full) for full in _rows()), key=lambda each: (-each[0][0], -each[0][1], each[1]))
+    near = [full for (shared, alike), full in scored if shared or alike > _ALIKE]
+    return tuple(near[:limit])

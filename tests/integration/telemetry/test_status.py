@@ -136,6 +136,25 @@ async def test_recent_limits_the_decisions(config_file: Path, capsys: pytest.Cap
         assert len(json.loads(capsys.readouterr().out)["recent"]) == count
 
 
+def with_geometry(config_file: Path, geometry: str) -> str:
+    """A copy of the file whose targets have a model of this geometry."""
+    text = config_file.read_text().replace("engine: vllm, servedModel: m", "engine: vllm, model: m")
+    copy = config_file.with_name("known.yaml")
+    copy.write_text(f"{text}models: {{m: {{geometry: {geometry}}}}}\n")
+    return str(copy)
+
+
+@pytest.mark.usefixtures("busy")
+async def test_blocks_are_bytes_where_the_geometry_is_known(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A replica that holds nothing and was never asked is shown in bytes too; its files may also lie elsewhere."""
+    for geometry, reserved in (("Qwen/Qwen3-8B", "0 B"), ("/elsewhere/config.json", "0 blocks")):
+        assert await run("-c", with_geometry(config_file, geometry), "--recent", "0") == 0
+        row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("gpu-b-0"))
+        assert reserved in row
+
+
 async def test_release_takes_what_status_shows(
     busy: RedisLedger, config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -263,6 +263,8 @@ def test_the_catalogue_can_be_listed_and_is_named_where_a_name_is_unknown(capsys
     assert "Qwen/Qwen3-8B" in capsys.readouterr().out.splitlines()
     with pytest.raises(GeometryError, match=r"qwenn38b: .*; close: .*Qwen3-8B.*; all names: kvgate estimate --list"):
         call(estimate_command, "qwenn38b")
+    with pytest.raises(GeometryError, match=r"close: Qwen/Qwen3-8B,"):
+        call(estimate_command, "qwen3-8")
 
 
 def test_plan_needs_a_card_or_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
