@@ -108,6 +108,7 @@ async def test_admit(stack: Stack) -> None:
 
 async def test_fallback_to_the_smaller_quant_then_remote_then_refusal(stack: Stack) -> None:
     """As the pools fill, the same request is served by the next target; with nowhere left it is refused in time."""
+    await stack.until_empty(8)
     # 41 blocks each by the bound: three fill the primary's 128, one more leaves 23 of the small one's 64.
     stack.engines["primary-0"].faults(rate=0.02)
     streams = [filling(stack, "house-coder", 350) for _ in range(3)]
