@@ -100,8 +100,8 @@ class Admission:
         self._clock_s = clock_s
         self._limits = BodyLimits(max_bytes=config.serve.max_body_bytes)
         self._crowded_until_s = -1.0
-        # A chain of many replicas is asked about in rounds; together they may take twice the deadline of one.
-        self._patience_s = config.ledger.deadline_ms / 1000.0
+        # A chain of many replicas is asked about in rounds; the last begins before half of Envoy's patience is gone.
+        self._patience_s = config.envoy.message_timeout_ms / 2000.0
         self._digest_key = hashlib.blake2b(config.ledger.pool.encode(), digest_size=16).digest()
         self._paying: asyncio.Task[None] | None = None
 
