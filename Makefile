@@ -40,6 +40,9 @@ test-install: $(VENV)/.dev ## Fresh installs with pip and uv in clean virtual en
 test-engines: $(VENV)/.dev ## Against real engines that are no dependency of the suite
 	$(BIN)/python -m pytest -m engines $(ARGS)
 
+model: $(VENV)/.dev ## 10,000 runs of the ledger's model checker on the real scripts (ARGS="--seed 7")
+	$(BIN)/python -m tests.model.check --runs 10000 --on scripts $(ARGS)
+
 chaos: $(VENV)/.dev ## Three minutes of killed, stopped and cut-off parts under load (ARGS="--seconds 600 --seed 7")
 	$(BIN)/python -m tests.chaos $(ARGS)
 
