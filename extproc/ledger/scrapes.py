@@ -84,14 +84,11 @@ class Scrapes:
         started = -1 if c.engine_started_at_s is None else to_us(c.engine_started_at_s)
         sequences, blocks, inputs, voided = self._ours(c.replica, start, stop, started, load == 0, now)
         bypass_at, proven = (old.bypass_at_us, old.proven) if old is not None else (-1, "")
-        # Until the live streams had time to be rebuilt, more in the engine than here is our own loss, not somebody
-        # else's load.
-        rebuilt = start >= epoch.loss_us + LOSS_PERIODS * self._periodic_us
-        if load > sequences and rebuilt:
+        if load > sequences:
             bypass_at = stop
         bypass = (bypass_at >= 0 and now - bypass_at <= BYPASS_US) or (load < 0 and c.shows_used)
         foreign = foreign_blocks(whole(c.used_blocks), c.shows_used, bypass, blocks, inputs)
-        if 0 <= load <= sequences and rebuilt:
+        if 0 <= load <= sequences and start >= epoch.loss_us + LOSS_PERIODS * self._periodic_us:
             proven = epoch.name
         s = book.sum_of(c.replica)
         if capacity >= 0 and foreign > max(0, old.foreign if old is not None else 0) and s.kv + foreign > capacity:

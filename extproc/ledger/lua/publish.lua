@@ -62,12 +62,10 @@ local function take(c)
   local stop, load = min(max(c[4], start), now), c[8] >= 0 and c[8] + max(0, c[9]) or -1
   local t = ours(name, start, stop, c[11], load == 0)
   local bypass_at, proven = old and old[P_BYPASS] or -1, old and old[P_PROVEN] or ''
-  -- Until the live streams had time to be rebuilt, more in the engine than here is our own loss, not somebody else's load.
-  local rebuilt = start >= loss + 3 * q[2]
-  if load > t.seqs and rebuilt then bypass_at = stop end
+  if load > t.seqs then bypass_at = stop end
   local bypass = (bypass_at >= 0 and now - bypass_at <= BYPASS_US) or (load < 0 and c[7] == 1)
   local foreign = foreign_blocks(c[6], c[7], bypass, t)
-  if load >= 0 and load <= t.seqs and rebuilt then proven = epoch end
+  if load >= 0 and load <= t.seqs and start >= loss + 3 * q[2] then proven = epoch end
   local s = sum_of(name)
   if c[5] >= 0 and foreign > max(0, old and old[P_FOREIGN] or 0) and s[S_KV] + foreign > c[5] then
     s[S_OVER_FOREIGN], sums_changed[name] = s[S_OVER_FOREIGN] + 1, true
