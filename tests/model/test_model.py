@@ -63,3 +63,8 @@ def test_with_strangers_our_own_requests_still_fit() -> None:
     totals = check(SEED, 100, Reference(), strangers=5)
     assert totals.runs == 100
     assert totals.peak_share > 1.0
+
+
+def test_after_lost_data_more_in_the_engine_than_in_the_ledger_is_load_that_counts(scripts: ScriptLedger) -> None:
+    """Seed 4256: where that was taken for our own loss alone, an engine came to hold 130 of 120 blocks."""
+    assert check(4256, 1, scripts).runs == 1
