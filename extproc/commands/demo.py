@@ -39,9 +39,9 @@ def run(args: argparse.Namespace) -> int:
         print("kvgate demo: --requests and --burst must be at least 1, --pause at least 0", file=sys.stderr)
         return 2
     try:
-        with stopping_on_signals(), run_directory() as directory:
+        with stopping_on_signals() as stopping, run_directory() as directory:
             size = Size(args.requests, args.burst, args.pause, args.seed)
-            result = run_demo(directory, size, _progress)
+            result = run_demo(directory, size, _progress, stopping)
             if not result.holds:
                 keep(directory)
                 _progress(f"not everything holds; the logs stay in {directory / 'logs'}")

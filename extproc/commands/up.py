@@ -13,7 +13,7 @@ from extproc.errors import ConfigError, DependencyDown
 from extproc.local import ask, effective, stack
 from extproc.local.demo_stack import PORTS, DemoEngines, make_engines
 from extproc.local.effective import Data
-from extproc.local.lifetime import Stopped, run_directory, stopping_on_signals
+from extproc.local.lifetime import Stopped, Stopping, run_directory, stopping_on_signals
 from extproc.local.preflight import make_sure
 from extproc.local.supervisor import ChildFailed, Supervisor
 
@@ -56,8 +56,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run until a signal; 0 after a clean stop, 1 when a child failed or the configuration cannot be used."""
     try:
-        with stopping_on_signals(), run_directory() as directory:
-            return _up(args, directory)
+        with stopping_on_signals() as stopping, run_directory() as directory:
+            return _up(args, directory, stopping)
     except Stopped:
         return 0
     except ConfigError as error:
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
 
 
-def _up(args: argparse.Namespace, directory: Path) -> int:
+def _up(args: argparse.Namespace, directory: Path, stopping: Stopping) -> int:
     plan = _plan(args.config, args.engine, directory)
     embedded = plan.data.get("ledger", {}).get("url") == "embedded"
     data = effective.with_value(plan.data, f"unix:{directory}/extproc.sock", "serve", "listen")
@@ -83,7 +83,8 @@ def _up(args: argparse.Namespace, directory: Path) -> int:
         *(plan.engines.children() if plan.engines else ()),
         *stack.KvgateStack(config, config_file, directory, port).children(),
     ]
-    with Supervisor(directory / "logs", restarts=args.restarts, say=_say) as supervisor:
+    logs = directory / "logs"
+    with Supervisor(logs, restarts=args.restarts, say=_say, check_stopped=stopping.check) as supervisor:
         for child in children:
             supervisor.start(child)
             _say(f"started {child.name}")

@@ -28,6 +28,7 @@ from extproc.local.demo_stack import (
     make_engines,
     real_engines_installed,
 )
+from extproc.local.lifetime import Stopping
 from extproc.local.supervisor import Supervisor
 
 #: The agent and ``serve`` must have seen every engine before load is sent.
@@ -70,7 +71,7 @@ class Result:
         return all(check.holds for check in self.checks)
 
 
-def run(directory: Path, size: Size, say: Say) -> Result:
+def run(directory: Path, size: Size, say: Say, stopping: Stopping) -> Result:
     """Both runs; ``ChildFailed`` where a process did not start or ended early, ``DependencyDown`` without the wheels."""
     if not real_engines_installed():
         raise DependencyDown(
@@ -80,12 +81,14 @@ def run(directory: Path, size: Size, say: Say) -> Result:
     engines = make_engines(directory, ports[:PORTS])
     assert engines.model is not None
     work = demo_load.jobs(size.requests, size.burst, size.pause_s, _counter(engines.model), seed=size.seed)
-    with Supervisor(directory / "logs") as supervisor:
+    with Supervisor(directory / "logs", check_stopped=stopping.check) as supervisor:
         say(f"starting {engines.description}: primary ({PRIMARY_CELLS} KV cells, {PRIMARY_SLOTS} slots), small, remote")
         for child in engines.children():
             supervisor.start(child)
         say(f"run 1 of 2: {len(work)} requests in bursts of {size.burst}, straight at the primary through Envoy")
-        without = _without(supervisor, directory, engines, work, ports[PORTS : PORTS + 2])
+        plain = _plain(supervisor, directory, engines, ports[PORTS : PORTS + 2])
+        without = asyncio.run(stopping.unless(demo_load.send(work, plain, model=engines.primary.alias)))
+        supervisor.check()
         say("run 2 of 2: the same requests through kvgate")
         config_file = directory / "kvgate.yaml"
         config = _configure(engines, config_file, directory, ports[PORTS + 2 :])
@@ -95,10 +98,10 @@ def run(directory: Path, size: Size, say: Say) -> Result:
         if late:
             raise DependencyDown(f"not every engine was ready within {FLEET_READY_S:g} s: {late}")
         before = _overflows(supervisor.log_directory)  # llama.cpp writes its log a little late
-        with_ = asyncio.run(demo_load.send(work, _port(config.envoy.listen)))
+        with_ = asyncio.run(stopping.unless(demo_load.send(work, _port(config.envoy.listen))))
         supervisor.check()
         say("load done; waiting for the ledger to be empty")
-        status = _await_empty_ledger(config_file)
+        status = _await_empty_ledger(config_file, supervisor.check)
         overflows = _overflows(supervisor.log_directory) - before
         return _result(engines, work, without, with_, config, config_file, status, overflows)
 
@@ -109,17 +112,13 @@ def _counter(model: Path) -> Callable[[str], int]:
     return lambda text: len(tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n").ids)
 
 
-def _without(
-    supervisor: Supervisor, directory: Path, engines: DemoEngines, work: Sequence[Job], ports: Sequence[int]
-) -> list[Outcome]:
-    """The load through an Envoy that only forwards to the primary."""
+def _plain(supervisor: Supervisor, directory: Path, engines: DemoEngines, ports: Sequence[int]) -> int:
+    """The port of an Envoy that only forwards to the primary."""
     listen, admin = ports
     bootstrap = directory / "plain-envoy.json"
     bootstrap.write_text(json.dumps(_plain_envoy(listen, admin, engines.primary.port)), encoding="utf-8")
     supervisor.start(stack.envoy("envoy-plain", bootstrap, f"127.0.0.1:{admin}"))
-    outcomes = asyncio.run(demo_load.send(work, listen, model=engines.primary.alias))
-    supervisor.check()
-    return outcomes
+    return listen
 
 
 def _plain_envoy(listen: int, admin: int, upstream: int) -> dict[str, Any]:
@@ -179,10 +178,11 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def _await_empty_ledger(config_file: Path) -> dict[str, Any]:
+def _await_empty_ledger(config_file: Path, check: Callable[[], None]) -> dict[str, Any]:
     """The status once nothing is reserved any more, or as it stands when the time is up."""
     deadline_s = time.monotonic() + LEDGER_EMPTY_S
     while True:
+        check()
         status = ask.status(config_file)
         if status["ledger"]["reservations"] == 0 or time.monotonic() > deadline_s:
             return status

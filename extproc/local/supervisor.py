@@ -66,12 +66,19 @@ class Supervisor:
     """Starts, watches and stops children; use it as a context manager.
 
     ``restarts`` is how often each child is started again after an early end (0: its early end is the stack's).
+    ``check_stopped`` is called wherever it waits, and may raise to end the wait.
     """
 
     def __init__(
-        self, log_directory: Path, *, restarts: int = 0, say: Callable[[str], None] = lambda line: None
+        self,
+        log_directory: Path,
+        *,
+        restarts: int = 0,
+        say: Callable[[str], None] = lambda line: None,
+        check_stopped: Callable[[], None] = lambda: None,
     ) -> None:
         self.log_directory = log_directory
+        self._check_stopped = check_stopped
         self._restarts = restarts
         self._say = say
         self._running: list[_Running] = []
@@ -94,6 +101,7 @@ class Supervisor:
 
     def check(self) -> None:
         """Look at every child once; restart what may be restarted, else ``ChildFailed``."""
+        self._check_stopped()
         for running in self._running:
             code = running.process.poll()
             if code is None:
@@ -139,6 +147,7 @@ class Supervisor:
         child, process = running.child, running.process
         deadline_s = time.monotonic() + child.ready_within_s
         while True:
+            self._check_stopped()
             code = process.poll()
             if code is not None:
                 raise ChildFailed(f"{child.name} did not start ({how_it_ended(code)}); {_tail(running.log)}")
