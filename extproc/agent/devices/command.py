@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from extproc.agent.devices.base import DeviceReading, DeviceState, SourceDown, plausible
@@ -35,23 +36,39 @@ def run(command: Sequence[str]) -> str:
 
 
 class IntelXpu:
-    """Intel data-centre and Arc cards through ``xpu-smi`` (its JSON output)."""
+    """Intel data-centre and Arc cards through ``xpu-smi``.
+
+    2.x prints any field as CSV (``--query-gpu``); 1.x has JSON of ``discovery`` and ``stats``. Which one answers is
+    found out once.
+    """
 
     name = "intel"
 
     def __init__(self, run_command: Run = run) -> None:
         self._run = run_command
+        self._queries = True
 
     def read(self) -> Sequence[DeviceReading]:
-        """Every card of ``xpu-smi discovery -j``, with memory from ``xpu-smi stats``."""
+        """Every card; ``SourceDown`` where neither form of the command answers."""
+        if self._queries:
+            try:
+                return _queried(self._run(["xpu-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv"]))
+            except SourceDown:
+                listed = self._listed()
+                self._queries = False
+                return listed
+        return self._listed()
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _listed(self) -> list[DeviceReading]:
+        """1.x: every card of ``xpu-smi discovery -j``, with memory from ``xpu-smi stats``."""
         listed = _json(self._run(["xpu-smi", "discovery", "-j"]))
         cards = listed.get("device_list") if isinstance(listed, dict) else None
         if not isinstance(cards, list):
             raise SourceDown("xpu-smi_unreadable")
         return [self._card(card) for card in cards if isinstance(card, dict)]
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
     def _card(self, card: dict[str, Any]) -> DeviceReading:
         index = str(card.get("device_id", ""))
@@ -66,28 +83,65 @@ class IntelXpu:
             return DeviceReading(uuid, DeviceState.UNKNOWN, name, notes=(str(error),))
         total = _whole(detail.get("memory_physical_size_byte")) if isinstance(detail, dict) else None
         used_mib = _metric(stats, "XPUM_STATS_MEMORY_USED")
-        used = None if used_mib is None else int(used_mib * MIB)
-        free = None if total is None or used is None else total - used
-        memory = plausible(total, free, used)
         busy, heat = _metric(stats, "XPUM_STATS_GPU_UTILIZATION"), _metric(stats, "XPUM_STATS_GPU_CORE_TEMPERATURE")
-        return DeviceReading(
-            uuid=uuid,
-            state=DeviceState.OK if memory.problem is None else DeviceState.UNKNOWN,
-            name=name,
-            total_bytes=memory.total_bytes,
-            free_bytes=memory.free_bytes,
-            used_bytes=memory.used_bytes,
-            utilisation=None if busy is None else busy / 100,
-            temperature_c=None if heat is None else int(heat),
-            notes=() if memory.problem is None else (memory.problem,),
-        )
+        reading = _intel(uuid, name, total, used_mib, busy)
+        return replace(reading, temperature_c=None if heat is None else int(heat))
+
+
+#: Fields asked of xpu-smi 2.x. ``memory.free`` is not: it is total - used there too (its metrics/memory.cpp), and under
+#: load it was seen as N/A beside a good ``memory.used``.
+QUERY = ("index", "uuid", "name", "memory.total", "memory.used", "utilization.gpu")
+
+
+def _queried(text: str) -> list[DeviceReading]:
+    """The cards of ``xpu-smi --query-gpu=... --format=csv``; a row with other cells than its header tells nothing."""
+    lines = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+    if len(lines) < 2:
+        raise SourceDown("xpu-smi_unreadable")
+    header = [cell.partition(" (")[0] for cell in lines[0]]
+    if tuple(header) != QUERY:
+        raise SourceDown("xpu-smi_unreadable")
+    readings = []
+    for cells in lines[1:]:
+        row = dict(zip(header, cells, strict=False))
+        known = row.get("uuid", "")
+        uuid = known if known and known != "N/A" else f"intel:{row['index']}"
+        if len(cells) != len(header):
+            readings.append(
+                DeviceReading(uuid, DeviceState.UNKNOWN, row.get("name", ""), notes=("xpu-smi_row_garbled",))
+            )
+            continue
+        total_mib, used_mib, busy = (_decimal(row[name]) for name in QUERY[3:])
+        total = None if total_mib is None else int(total_mib * MIB)
+        readings.append(_intel(uuid, row["name"], total, used_mib, busy))
+    return readings
+
+
+def _intel(
+    uuid: str, name: str, total: int | None, used_mib: float | None, busy_percent: float | None
+) -> DeviceReading:
+    """A card of which Level Zero tells total and used; free is what is left of them."""
+    used = None if used_mib is None else int(used_mib * MIB)
+    free = None if total is None or used is None else total - used
+    memory = plausible(total, free, used)
+    return DeviceReading(
+        uuid=uuid,
+        state=DeviceState.OK if memory.problem is None else DeviceState.UNKNOWN,
+        name=name,
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes,
+        used_bytes=memory.used_bytes,
+        utilisation=None if busy_percent is None else busy_percent / 100,
+        notes=() if memory.problem is None else (memory.problem,),
+    )
 
 
 class AppleMetal:
     """Apple silicon: GPU and CPU share memory; ``sysctl`` tells the total and the wired limit, ``vm_stat`` the rest.
 
-    Metal's recommended working set is 2/3 of memory up to 36 GiB and 3/4 above, unless ``iogpu.wired_limit_mb``
-    says otherwise (what MTLDevice.recommendedMaxWorkingSetSize reports).
+    Metal's recommended working set (MTLDevice.recommendedMaxWorkingSetSize) is ``iogpu.wired_limit_mb`` where that is
+    set; else at least 2/3 of memory up to 36 GiB and 3/4 above. Newer macOS grants more (107.52 of 128 GiB), so the
+    figure here is a lower bound; tests/data/devices/recorded.json has the machines it was held against.
     """
 
     name = "apple"
@@ -111,8 +165,9 @@ class AppleMetal:
         if pages is None:
             return [DeviceReading("apple:0", DeviceState.UNKNOWN, name, notes=("vm_stat_unreadable",))]
         page_bytes, counts = pages
-        # Inactive and purgeable pages are given back on demand, like Linux' MemAvailable.
-        reclaimable = sum(counts.get(key, 0) for key in ("free", "inactive", "purgeable", "speculative"))
+        # Inactive pages are given back on demand, like Linux' MemAvailable. Purgeable ones stand in the active and
+        # inactive queues too, so adding them would count some twice.
+        reclaimable = sum(counts.get(key, 0) for key in ("free", "inactive", "speculative"))
         free = min(reclaimable * page_bytes, working_set)
         return [
             DeviceReading(
@@ -205,6 +260,11 @@ def _whole(value: Any) -> int | None:
     if isinstance(value, int):
         return value if value >= 0 else None
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else None
+
+
+def _decimal(text: str) -> float | None:
+    """A decimal figure of a CSV cell; None for "N/A" and the like."""
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
 
 
 def _metric(stats: Any, name: str) -> float | None:

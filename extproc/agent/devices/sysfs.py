@@ -2,7 +2,8 @@
 
 Owns /sys/class/drm: ``mem_info_vram_total``/``_used`` and their GTT kin (amdgpu). Intel's drivers show no
 memory use there (``command`` asks xpu-smi).
-An APU's carve-out is not its memory: where GTT is larger than VRAM the device is unified.
+An APU's carve-out is not its memory: where GTT is larger than a small VRAM whose maker the kernel does not know, the
+device is unified.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from extproc.agent.devices.base import DeviceReading, DeviceState, Memory, Sourc
 
 ROOT = Path("/sys/class/drm")
 AMD = "0x1002"
-#: An APU's VRAM carve-out is at most this large; cards sold for inference have more.
+#: An APU's VRAM carve-out is at most this large; a larger one is taken as the memory it is.
 CARVE_OUT_BYTES = 4 * 1024**3
 #: Part of a unified device's memory that the operating system keeps for itself.
 HOST_KEEPS_BYTES = 2 * 1024**3
@@ -46,8 +47,8 @@ class AmdSysfs:
         name = _text(device / "product_name") or f"AMD {_text(device / 'device') or ''}".strip()
         total, used = _number(device / "mem_info_vram_total"), _number(device / "mem_info_vram_used")
         gtt_total, gtt_used = _number(device / "mem_info_gtt_total"), _number(device / "mem_info_gtt_used")
-        if total is not None and total <= CARVE_OUT_BYTES and gtt_total is not None and gtt_total > total:
-            return self._apu(uuid, name, gtt_total, gtt_used)
+        if total is not None and total <= CARVE_OUT_BYTES and (gtt_total or 0) > total and not _soldered(device):
+            return self._apu(uuid, name, gtt_total or 0, gtt_used)
         # The kernel tells total and used of the card's own memory; nothing is reserved beside them.
         free = None if total is None or used is None else total - used
         memory = plausible(total, free, used)
@@ -83,6 +84,11 @@ def cards(root: Path, vendor: str) -> list[Path]:
     except OSError:
         return []
     return [e for e in entries if e.name[4:].isdigit() and _text(e / "device" / "vendor") == vendor]
+
+
+def _soldered(device: Path) -> bool:
+    """Whether the card has memory chips of its own: amdgpu knows their maker (amdgpu_vram_mgr.c hides the file else)."""
+    return _text(device / "mem_info_vram_vendor") not in (None, "unknown")
 
 
 def _state(memory: Memory) -> DeviceState:
