@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --retries 10
 # The scenario of `make load`.
 NAME ?= race
+# How long `make fuzz` guides itself by coverage, and the environment it does that in.
+FUZZ_SECONDS ?= 720
+FUZZ := .run/fuzz-venv
 # More pytest arguments, as in `make test ARGS='-k ledger -x'`.
 ARGS ?=
 
@@ -46,8 +49,9 @@ model: $(VENV)/.dev ## 10,000 runs of the ledger's model checker on the real scr
 chaos: $(VENV)/.dev ## Three minutes of killed, stopped and cut-off parts under load (ARGS="--seconds 600 --seed 7")
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-fuzz: $(VENV)/.dev ## Only the Hypothesis machines, with more examples
+fuzz: $(VENV)/.dev $(FUZZ)/.ready ## Hypothesis machines with more examples, then 12 minutes of coverage-guided fuzzing (FUZZ_SECONDS)
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -m fuzz --timeout=1800 $(ARGS)
+	$(FUZZ)/bin/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 bench: $(VENV)/.dev ## Added latency and CPU per request, ledger operations per second; writes docs/benchmarks.md
 	$(BIN)/python -m tests.bench $(ARGS)
@@ -80,6 +84,7 @@ lock: $(VENV)/.dev ## Resolve requirements/*.txt anew (UPGRADE=1 takes newer ver
 	$(call compile,demo,--extra local --extra demo --group build --constraint requirements/dev.txt)
 	$(call compile,local,--extra local --group build --constraint requirements/dev.txt)
 	$(call compile,base,--group build --constraint requirements/dev.txt)
+	$(call compile,fuzz,--group fuzz --constraint requirements/dev.txt)
 
 clean: ## Remove the virtual environment and everything generated outside git
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .run .demo
@@ -108,5 +113,13 @@ $(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	$(PIP) --require-hashes --requirement requirements/dev.txt
 	$(link_package)
 	@touch $@ $(VENV)/.demo
+
+$(FUZZ)/.ready: requirements/fuzz.txt
+	@python=$$($(PICK)); "$$python" -m venv --clear $(FUZZ); \
+	$(FUZZ)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --retries 10 --only-binary atheris \
+	  --require-hashes --requirement requirements/fuzz.txt \
+	|| { echo "make fuzz: no atheris for $$("$$python" --version) on $$(uname -sm): its wheels are for Python 3.11 to 3.13 \
+	on Linux x86_64; the Hypothesis machines alone: make test-unit ARGS='-m fuzz'" >&2; exit 1; }
+	@touch $@
 
 .PHONY: help demo test test-unit test-e2e test-install test-engines chaos fuzz bench soak load check format ground-truth proto envoy lock clean

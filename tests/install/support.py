@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("base", "local", "demo", "dev")
+LOCKS = ("base", "local", "demo", "dev", "fuzz")
 #: One pinned requirement: name, version, and the environment marker behind ``;`` if there is one.
 PIN = re.compile(r"^([a-z0-9][a-z0-9.-]*)==(\S+)(?: ; (.*?))?(?: \\)?$")
 

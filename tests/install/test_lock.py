@@ -20,9 +20,9 @@ def wanted(lock: str) -> list[Requirement]:
     extras = PROJECT["project"]["optional-dependencies"]
     groups = PROJECT["dependency-groups"]
     texts = [*PROJECT["project"]["dependencies"], *groups["build"]]
-    texts += extras["local"] if lock != "base" else []
+    texts += extras["local"] if lock not in ("base", "fuzz") else []
     texts += extras["demo"] if lock in ("demo", "dev") else []
-    texts += [entry for entry in groups["dev"] if isinstance(entry, str)] if lock == "dev" else []
+    texts += [entry for entry in groups.get(lock, []) if isinstance(entry, str)]
     return [Requirement(text) for text in texts]
 
 
@@ -59,8 +59,8 @@ def test_lock_fulfils_pyproject(lock: str) -> None:
 
 @pytest.mark.parametrize("lock", [lock for lock in LOCKS if lock != "dev"])
 def test_locks_agree(lock: str) -> None:
-    """What is tested (dev) is what is shipped (base, local, demo): the same versions throughout."""
-    tested = {(name, version) for name, version, _ in pins("dev")}
+    """What is tested (dev) and fuzzed is what is shipped (base, local, demo): the same versions throughout."""
+    tested = {(name, version) for name, version, _ in pins("dev")} | {("atheris", "3.0.0")}
     assert {(name, version) for name, version, _ in pins(lock)} - tested == set()
 
 
