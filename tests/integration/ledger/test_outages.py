@@ -62,7 +62,7 @@ async def test_a_stopped_server_costs_a_deadline_then_nothing_and_leaves_no_rese
     server: ValkeyServer, pool: str
 ) -> None:
     """Unknown outcomes are compensated; after three in a row calls fail at once; all is well again afterwards."""
-    ledger = await RedisLedger.connect(server.url, pool, deadline_s=0.05, fresh=True)
+    ledger = await RedisLedger.connect(server.url, pool, deadline_s=0.4, fresh=True)
     assert (await ledger.reserve(ask("kept", PLACE))).chosen == 0
     server.pause()
     took = []
@@ -71,8 +71,8 @@ async def test_a_stopped_server_costs_a_deadline_then_nothing_and_leaves_no_rese
         with pytest.raises(LedgerDown):
             await ledger.reserve(ask(f"lost{i}", PLACE))
         took.append(time.perf_counter() - began)
-    assert min(took[:3]) >= 0.045
-    assert max(took[3:]) < 0.02
+    assert min(took[:3]) >= 0.39
+    assert max(took[3:]) < 0.3
     assert ledger.status.state == "degraded"
     server.resume()
     await until(lambda: ledger.status.kept_ends == 0 and ledger.status.state == "ok")
@@ -96,7 +96,7 @@ async def test_a_cancelled_reserve_is_compensated(ledger: RedisLedger) -> None:
 async def test_a_killed_server_fails_calls_at_once_and_gets_the_ends_when_it_is_back(pool: str) -> None:
     """Reserves are not queued; ends are kept with their age."""
     with ValkeyServer(appendonly=True) as server:
-        ledger = await RedisLedger.connect(server.url, pool, fresh=True)
+        ledger = await RedisLedger.connect(server.url, pool, deadline_s=5.0, fresh=True)
         for rid in ("1", "2"):
             await ledger.reserve(ask(rid, PLACE))
         server.kill()
@@ -105,7 +105,7 @@ async def test_a_killed_server_fails_calls_at_once_and_gets_the_ends_when_it_is_
         with pytest.raises(LedgerDown):
             await ledger.reserve(ask("3", PLACE))
         (result,) = await ledger.end([end("1", Ended.CLIENT_ABORT, cool_s=0.1)])
-        assert time.perf_counter() - began < 0.02
+        assert time.perf_counter() - began < 2.5
         assert (result.kept, result.released) == (True, False)
         await asyncio.sleep(0.2)
         server.start()
@@ -216,16 +216,17 @@ async def test_a_slow_server_opens_the_circuit_for_requests_and_keeps_the_ledger
 ) -> None:
     """Half a second each way: requests fail fast, renewals and ends get through, nothing is left behind."""
     async with slow_line_to(valkey.port, 0.0) as (port, line):
-        ledger = await RedisLedger.connect(f"redis://127.0.0.1:{port}", pool, fresh=True)
+        ledger = await RedisLedger.connect(f"redis://127.0.0.1:{port}", pool, deadline_s=0.25, fresh=True)
         made = (await ledger.reserve(ask("kept", PLACE))).now_s
-        line["delay_s"] = 0.2
+        line["delay_s"] = 0.25
         took = []
         for i in range(6):
             began = time.perf_counter()
             with pytest.raises(LedgerDown):
                 await ledger.reserve(ask(f"lost{i}", PLACE))
             took.append(time.perf_counter() - began)
-        assert max(took[3:]) < 0.02
+        assert min(took[:3]) >= 0.24
+        assert max(took[3:]) < 0.2
         assert ledger.status.state == "degraded"
         assert await ledger.renew([record(reservation("kept", made))]) == [True]
         line["delay_s"] = 0.0
