@@ -40,7 +40,18 @@ def check(config: Config) -> list[str]:
         *_lanes(config),
         *_aliases(config),
         *_deadlines(config),
+        *_templates(config),
     ]
+
+
+def _templates(config: Config) -> Iterator[str]:
+    """A template is rendered or its overhead charged, not both."""
+    for name, model in config.models.items():
+        if model.chat_template is not None and model.template_family is not None:
+            yield (
+                f"models.{name}.templateFamily: it stands in for a template, but chatTemplate names one; "
+                "remove one of them"
+            )
 
 
 def warnings(config: Config) -> list[str]:

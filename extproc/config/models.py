@@ -42,6 +42,10 @@ PREALLOCATING: frozenset[str] = frozenset({"vllm", "sglang", "llamacpp", "tgi", 
 FATAL_OVERFLOW: frozenset[str] = frozenset({"llamacpp", "ollama"})
 
 
+#: Families of chat templates whose overhead is known (``tokens.overheads``), for models without a template at hand.
+TemplateFamily = Literal["chatml", "llama-3", "mistral", "gemma", "phi", "deepseek", "glm", "command", "harmony"]
+
+
 class Section(BaseModel):
     """Common rules of every section: frozen, no unknown keys, no silent conversion of types."""
 
@@ -122,6 +126,8 @@ class Model(Section):
     weights: Weights = Weights()
     tokenizer: FilePath | None = None
     chat_template: FilePath | None = None
+    template_family: TemplateFamily | None = None
+    template_overhead_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     kv_dtype: Printable = "auto"
     kv_bytes_per_token: Count | None = None
     context_tokens: Count | None = None

@@ -7,9 +7,10 @@ Source of the rules: vllm 0.33.0 model_executor/models/<family>.py.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 #: Largest side believed from a header; a PNG may claim 2**31, which no server would decode.
@@ -18,11 +19,21 @@ _MAX_SIDE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """``tokens(width, height)`` of one image, and the most any image can take."""
+    """``tokens(width, height)`` of one image, and the most any image can take.
+
+    ``pad`` is the token that the chat template writes once for a picture and the engine repeats for each of its
+    tokens; None where a figure is a bound and not the engine's own.
+    """
 
     name: str
     tokens: Callable[[int, int], int]
     maximum: int
+    pad: str | None = None
+
+    def within(self, side: int, min_pixels: int, max_pixels: int) -> VisionFamily:
+        """The same family with a processor's own limits on the area and its own ``side`` of one token in pixels."""
+        rule, most = _qwen(side, min_pixels, max_pixels), max_pixels // (side * side)
+        return replace(self, tokens=rule, maximum=most)
 
 
 def image_tokens(family: str | None, width: int | None, height: int | None) -> int:
@@ -31,29 +42,43 @@ def image_tokens(family: str | None, width: int | None, height: int | None) -> i
     An unknown family (None included) is charged the largest maximum of all families: an upper bound, never a guess.
     """
     rule = FAMILIES.get((family or "").lower())
+    return tokens_of(rule, width, height)
+
+
+def tokens_of(rule: VisionFamily | None, width: int | None, height: int | None) -> int:
+    """``image_tokens`` by a rule that is at hand, None: of an unknown family."""
     if rule is None:
         return max(f.maximum for f in FAMILIES.values())
-    if width is None or height is None or not (0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE):
+    if not measured(width, height):
         return rule.maximum
+    assert width is not None
+    assert height is not None
     return min(rule.maximum, rule.tokens(width, height))
+
+
+def measured(width: int | None, height: int | None) -> bool:
+    """Whether a picture's size is known and believable."""
+    return width is not None and height is not None and 0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE
 
 
 # --- rules of the families ---------------------------------------------------------------------------------
 
 
-def _qwen(patch: int, min_pixels: int, max_pixels: int, max_tokens: int) -> Callable[[int, int], int]:
-    """Sides rounded to multiples of ``patch`` (28 = two 14-pixel patches merged), area kept within the limits."""
+def _qwen(patch: int, min_pixels: int, max_pixels: int) -> Callable[[int, int], int]:
+    """Sides rounded to multiples of ``patch`` (28 = two 14-pixel patches merged), area kept within the limits.
+
+    The operations of transformers' ``smart_resize`` in its order, so that rounding falls the same way.
+    """
 
     def tokens(width: int, height: int) -> int:
-        w, h = max(patch, round(width / patch) * patch), max(patch, round(height / patch) * patch)
+        w, h = round(width / patch) * patch, round(height / patch) * patch
         if w * h > max_pixels:
-            scale = (width * height / max_pixels) ** 0.5
-            # The tenth of a millionth keeps a quotient that is whole but for rounding on the safe side.
-            w, h = (max(patch, int(side / scale / patch + 1e-7) * patch) for side in (width, height))
+            scale = math.sqrt((height * width) / max_pixels)
+            w, h = (max(patch, math.floor(side / scale / patch) * patch) for side in (width, height))
         elif w * h < min_pixels:
-            scale = (min_pixels / (width * height)) ** 0.5
-            w, h = (-(-int(side * scale + 0.999999) // patch) * patch for side in (width, height))
-        return min(max_tokens, (w // patch) * (h // patch))
+            scale = math.sqrt(min_pixels / (height * width))
+            w, h = (math.ceil(side * scale / patch) * patch for side in (width, height))
+        return (w // patch) * (h // patch)
 
     return tokens
 
@@ -136,14 +161,16 @@ def _llama4(width: int, height: int) -> int:
     return 144 * (tiles + (1 if tiles > 1 else 0)) + tiles + 3
 
 
+_QWEN_PAD = "<|image_pad|>"
+
 FAMILIES: Mapping[str, VisionFamily] = MappingProxyType(
     {
         f.name: f
         for f in (
             # Processor limits: min 56 x 56, max 12,845,056 pixels = 16,384 tokens.
-            VisionFamily("qwen2_vl", _qwen(28, 56 * 56, 28 * 28 * 16384, 16384), 16384),
-            VisionFamily("qwen2_5_vl", _qwen(28, 56 * 56, 28 * 28 * 16384, 16384), 16384),
-            VisionFamily("qwen3_vl", _qwen(32, 256 * 256, 32 * 32 * 16384, 16384), 16384),
+            VisionFamily("qwen2_vl", _qwen(28, 56 * 56, 28 * 28 * 16384), 16384, _QWEN_PAD),
+            VisionFamily("qwen2_5_vl", _qwen(28, 56 * 56, 28 * 28 * 16384), 16384, _QWEN_PAD),
+            VisionFamily("qwen3_vl", _qwen(32, 256 * 256, 32 * 32 * 16384), 16384, _QWEN_PAD),
             VisionFamily("llava", _constant(576), 576),
             VisionFamily("llava_next", _llava_next, 2928),
             VisionFamily("gemma3", _gemma3, 1300),

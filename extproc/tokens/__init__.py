@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from extproc.tokens.bound import prompt_bound, text_bound
 from extproc.tokens.counter import CountingStopped, PromptCounter, load_tokenizer
+from extproc.tokens.overheads import overhead_of
 
-__all__ = ["CountingStopped", "PromptCounter", "load_tokenizer", "prompt_bound", "text_bound"]
+__all__ = ["CountingStopped", "PromptCounter", "load_tokenizer", "overhead_of", "prompt_bound", "text_bound"]

@@ -14,25 +14,19 @@ import unicodedata
 from collections.abc import Callable
 
 from extproc.dialects.model import ChatPrompt, Json, Prompt, TextPrompt, TokenPrompt
+from extproc.tokens.overheads import ANY, TemplateOverhead
 
 #: BOS, EOS, CLS, SEP and the like around one prompt, and the blank that SentencePiece puts before a text.
 PROMPT_OVERHEAD = 4
 
-#: What a template says of its own accord: default system prompts, dates, the generation prompt.
-TEMPLATE_BASE = 256
-
-#: The instructions that explain tools to the model, beside the tools themselves (longest seen: 513 tokens).
-TOOLS_BASE = 1024
-
-#: Role markers, turn ends, empty reasoning blocks of one message (longest seen: 11 tokens).
-PER_MESSAGE = 24
-
-#: Markup of one tool call, and of one argument or schema key where a template spells it in tags.
-PER_CALL = 64
+#: Markup of one argument or schema key where a template spells it in tags.
 PER_KEY = 24
 
 #: A picture's placeholder between its start and end marks, or a line of its own.
 PER_PART = 8
+
+#: A string -> most of its tokens.
+Measure = Callable[[str], int]
 
 #: Characters looked at in one step (about a millisecond), so that other threads get a turn.
 _STEP = 128 * 1024
@@ -83,56 +77,74 @@ def _utf8(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def prompt_bound(prompt: Prompt, template_overhead: int = TEMPLATE_BASE) -> int:
+def prompt_bound(prompt: Prompt, overhead: TemplateOverhead = ANY) -> int:
     """Most tokens of one prompt, pictures and unknown parts not included."""
     if isinstance(prompt, TokenPrompt):
         return prompt.length + sum(map(text_bound, prompt.texts)) + PROMPT_OVERHEAD * bool(prompt.texts)
     if isinstance(prompt, TextPrompt):
         return sum(text_bound(text) + PROMPT_OVERHEAD for text in prompt.texts)
-    return chat_bound(prompt, template_overhead)
+    return chat_bound(prompt, overhead)
 
 
-def chat_bound(prompt: ChatPrompt, template_overhead: int = TEMPLATE_BASE) -> int:
-    """Most tokens of a conversation under any chat template: all its strings, tools indented, markup per piece."""
-    total = template_overhead + PROMPT_OVERHEAD
+def chat_bound(prompt: ChatPrompt, overhead: TemplateOverhead = ANY, measure: Measure = text_bound) -> int:
+    """Most tokens of a conversation: all its strings, tools indented, and what a template of this family adds.
+
+    ``measure`` gives the most tokens of one string. Without a tokenizer that is ``text_bound``.
+    """
+    total = overhead.fixed + (0 if any(map(_speaks, prompt.messages)) else overhead.system) + PROMPT_OVERHEAD
     for message in prompt.messages:
-        total += PER_MESSAGE
+        total += overhead.per_message
         for name, value in message.items():
             if name == "tool_calls":
-                total += sum(map(_call_bound, value if isinstance(value, list) else [value]))
+                calls = value if isinstance(value, list) else [value]
+                total += sum(_call_bound(call, overhead, measure) for call in calls)
             elif type(value) is str:
-                total += text_bound(value)
+                total += measure(value)
             else:
-                total += _value_bound(value)
+                total += _value_bound(value, measure)
     if prompt.tools:
-        total += TOOLS_BASE + _value_bound(prompt.tools) + text_bound(_printed(prompt.tools))
+        # Printed as JSON or spelled in tags, never both.
+        total += overhead.tools + max(_value_bound(prompt.tools, measure), measure(_printed(prompt.tools)))
     if prompt.kwargs:
-        total += text_bound(_printed(prompt.kwargs))
+        total += measure(_printed(prompt.kwargs))
     return total
 
 
-def _call_bound(call: Json) -> int:
+def _speaks(message: dict[str, Json]) -> bool:
+    """Whether this is a system message with words, in whose place no template puts its own.
+
+    Only the ``system`` role: templates differ in what they make of ``developer``. A first part alone may be one that
+    vLLM drops (Claude Code's billing line).
+    """
+    content = message.get("content")
+    if isinstance(content, list):
+        content = next((part.get("text") for part in content[1:] if isinstance(part, dict)), None)
+    return message.get("role") == "system" and isinstance(content, str) and bool(content.strip())
+
+
+def _call_bound(call: Json, overhead: TemplateOverhead, measure: Measure) -> int:
     """A tool call: its arguments may be printed as the client wrote them, parsed and printed anew, or in tags."""
     function = call.get("function") if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
-    total = PER_CALL + _value_bound(call) + text_bound(_printed(call))
+    spelled, printed = _value_bound(call, measure), measure(_printed(call))
     if isinstance(arguments, str) and arguments:
         try:
             parsed = json.loads(arguments)
         except (ValueError, RecursionError):
             parsed = {}
-        total += _value_bound(parsed) + max(0, text_bound(_printed(parsed)) - text_bound(arguments))
-    return total
+        spelled += _value_bound(parsed, measure)
+        printed += max(0, measure(_printed(parsed)) - measure(arguments))
+    return overhead.per_call + max(spelled, printed)
 
 
-def _value_bound(root: Json) -> int:
+def _value_bound(root: Json, measure: Measure) -> int:
     """Text of all strings of a nested value, and markup for every key and part; numbers as they print."""
     total = 0
     stack = [root]
     while stack:
         value = stack.pop()
         if type(value) is str:
-            total += text_bound(value)
+            total += measure(value)
         elif type(value) is list:
             total += PER_PART * len(value)
             stack.extend(value)

@@ -11,17 +11,22 @@ from typing import Any
 
 import jinja2
 
-from extproc.dialects.model import ChatPrompt, InferenceRequest, Prompt, TextPrompt
+from extproc.dialects.model import ChatPrompt, InferenceRequest, Prompt, TextPrompt, TokenPrompt
 from extproc.errors import ConfigError
-from extproc.memory.vision import image_tokens
+from extproc.memory.hf import VISION_FAMILIES
 from extproc.tokens import bound as bounds
 from extproc.tokens.conversation import prepared
 from extproc.tokens.encoders import EncoderFailure, Vocabulary, load_vocabulary
+from extproc.tokens.overheads import ANY, TemplateOverhead
+from extproc.tokens.pictures import UNKNOWN_PICTURES, PictureRule, picture_rule
 from extproc.tokens.templates import ChatTemplate, TemplateFailure
 from extproc.types import TokenCount
 
 #: Charge for a content part that we do not know (audio, video, documents): a page or two of text.
 UNKNOWN_PART_TOKENS = 2048
+
+#: A string counted alone may merge otherwise where a template puts its marks beside it: tokens allowed for its two ends.
+JUNCTION_TOKENS = 4
 
 #: Messages beyond this are not rendered: the bound answers in a fraction of the time.
 MAX_MESSAGES = 20_000
@@ -35,20 +40,29 @@ class CountingStopped(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class _Counted:
+    """Tokens of one prompt, how many pictures stand in it as one token each, and whether the figure is the engine's."""
+
+    tokens: int
+    pads: int = 0
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class PromptCounter:
     """Counts the prompts of requests for one model.
 
-    Without a ``vocabulary`` every count is the bound. Without a ``template`` conversations are. ``tool_template``
-    is the one some models use where a request has tools. ``note`` says what was found at load.
+    Without a ``vocabulary`` every count is the bound. Without a ``template`` a conversation is counted string by string
+    and its template charged by ``overhead``: an upper bound too. ``tool_template`` is the template some models use
+    where a request has tools. ``note`` says what was found at load.
     """
 
     vocabulary: Vocabulary | None = None
     template: ChatTemplate | None = None
     tool_template: ChatTemplate | None = None
-    image_family: str | None = None
-    flat_image_tokens: int | None = None
+    pictures: PictureRule = UNKNOWN_PICTURES
     unknown_part_tokens: int = UNKNOWN_PART_TOKENS
-    template_overhead: int = bounds.TEMPLATE_BASE
+    overhead: TemplateOverhead = ANY
     adds_specials: int | None = None
     note: str | None = None
 
@@ -65,53 +79,70 @@ class PromptCounter:
         """
         if self.vocabulary is None:
             return self.bound(request)
-        extra = self._extra(request)
-        left = None if budget_tokens is None else budget_tokens - extra
-        counts: list[int] = []
+        others = self._others(request)
+        pictures = self.pictures.exact(request.images)
+        most = self.pictures.most(request.images)
+        beside = most if pictures is None else max(0, pictures - len(request.images))
+        left = None if budget_tokens is None else budget_tokens - others - beside
+        counted: list[_Counted] = []
         try:
             for prompt in request.prompts:
-                counts.append(self._exact(prompt, self.vocabulary, left, tick))
+                counted.append(self._counted(prompt, self.vocabulary, left, tick))
                 if left is not None:
-                    left -= counts[-1]
+                    left -= counted[-1].tokens
         except (CountingStopped, EncoderFailure, TemplateFailure):
             return self.bound(request)
-        if not counts:
-            return TokenCount((extra,), "exact")
-        counts[0] += extra
-        source = "bound" if request.unknown_parts or self._sizes_unknown(request) else "exact"
-        return TokenCount(tuple(counts), source)
+        counts = [part.tokens for part in counted] or [0]
+        pads = sum(part.pads for part in counted)
+        if request.images and (pictures is None or pads != len(request.images)):
+            pictures = None
+        elif pictures:
+            pictures -= pads
+        counts[0] += others + (most if pictures is None else pictures)
+        exact = pictures is not None and not request.unknown_parts and all(part.exact for part in counted)
+        return TokenCount(tuple(counts), "exact" if exact else "bound")
 
     def bound(self, request: InferenceRequest) -> TokenCount:
         """A count that no tokenizer exceeds, in time proportional to the text and without native code."""
-        counts = [bounds.prompt_bound(prompt, self.template_overhead) for prompt in request.prompts] or [0]
-        counts[0] += self._extra(request)
+        counts = [bounds.prompt_bound(prompt, self.overhead) for prompt in request.prompts] or [0]
+        counts[0] += self._others(request) + self.pictures.most(request.images)
         return TokenCount(tuple(counts), "bound")
 
-    def _exact(self, prompt: Prompt, vocabulary: Vocabulary, left: int | None, tick: Callable[[], None]) -> int:
+    def _counted(self, prompt: Prompt, vocabulary: Vocabulary, left: int | None, tick: Callable[[], None]) -> _Counted:
         def stop(so_far: int) -> None:
             tick()
             if left is not None and so_far > left:
                 raise CountingStopped
 
-        def tokens(text: str, specials: bool) -> int:
+        def tokens(text: str, specials: bool = False) -> int:
             if left is not None and len(text) > left * vocabulary.max_token_bytes:
                 raise CountingStopped
             return vocabulary.count(text, add_special_tokens=specials, tick=stop)
 
         tick()
-        if isinstance(prompt, ChatPrompt):
-            return tokens(self._rendered(prompt, tick), prompt.add_special_tokens)
+        if isinstance(prompt, TokenPrompt):
+            return _Counted(prompt.length + sum(map(tokens, prompt.texts)))
         if isinstance(prompt, TextPrompt):
             specials = self._added_specials(vocabulary) if prompt.add_special_tokens else 0
-            return sum(tokens(text, False) for text in prompt.texts) + specials
-        return prompt.length + sum(tokens(text, False) for text in prompt.texts)
+            return _Counted(sum(map(tokens, prompt.texts)) + specials)
+        template = self._template_for(prompt)
+        if template is None:
+            return _Counted(
+                bounds.chat_bound(prompt, self.overhead, lambda text: tokens(text) + JUNCTION_TOKENS), exact=False
+            )
+        text = self._rendered(prompt, template, tick)
+        pad = self.pictures.pad
+        pads = text.count(pad) if pad is not None and pad in vocabulary.specials else 0
+        return _Counted(tokens(text, prompt.add_special_tokens), pads)
 
     def _added_specials(self, vocabulary: Vocabulary) -> int:
         return vocabulary.prompt_specials if self.adds_specials is None else self.adds_specials
 
-    def _rendered(self, prompt: ChatPrompt, tick: Callable[[], None]) -> str:
-        template = self.tool_template if prompt.tools and self.tool_template is not None else self.template
-        if template is None or prompt.template is not None or len(prompt.messages) > MAX_MESSAGES:
+    def _template_for(self, prompt: ChatPrompt) -> ChatTemplate | None:
+        return self.tool_template if prompt.tools and self.tool_template is not None else self.template
+
+    def _rendered(self, prompt: ChatPrompt, template: ChatTemplate, tick: Callable[[], None]) -> str:
+        if prompt.template is not None or len(prompt.messages) > MAX_MESSAGES:
             raise TemplateFailure("no template to render this conversation with")
         messages, tools = prepared(prompt, template)
         return template.render(
@@ -123,18 +154,9 @@ class PromptCounter:
             tick=tick,
         )
 
-    def _extra(self, request: InferenceRequest) -> int:
-        """Tokens of pictures and unknown parts."""
-        total = self.unknown_part_tokens * request.unknown_parts + request.context_ids
-        for image in request.images:
-            if self.flat_image_tokens is not None:
-                total += self.flat_image_tokens
-            else:
-                total += image_tokens(self.image_family, image.width, image.height) + bounds.PER_PART
-        return total
-
-    def _sizes_unknown(self, request: InferenceRequest) -> bool:
-        return bool(request.images)
+    def _others(self, request: InferenceRequest) -> int:
+        """Tokens of unknown parts and of an earlier context."""
+        return self.unknown_part_tokens * request.unknown_parts + request.context_ids
 
 
 def load_tokenizer(
@@ -144,7 +166,7 @@ def load_tokenizer(
     now: Callable[[], datetime],
     image_family: str | None = None,
     image_tokens_each: int | None = None,
-    template_overhead: int | None = None,
+    overhead: TemplateOverhead = ANY,
 ) -> PromptCounter:
     """The counter of one model from its files; without ``path`` a counter of bounds.
 
@@ -155,11 +177,11 @@ def load_tokenizer(
     Raises:
         ConfigError: a file is missing or cannot be used.
     """
-    overhead = template_overhead if template_overhead is not None else bounds.TEMPLATE_BASE
     if path is None:
-        return PromptCounter(image_family=image_family, flat_image_tokens=image_tokens_each, template_overhead=overhead)
+        return PromptCounter(pictures=picture_rule(image_family, {}, image_tokens_each), overhead=overhead)
     config = _json(path.parent / "tokenizer_config.json")
-    family = image_family or _json(path.parent / "config.json").get("model_type")
+    family = image_family or VISION_FAMILIES.get(str(_json(path.parent / "config.json").get("model_type")))
+    processor = _json(path.parent / "preprocessor_config.json")
     specials = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None}
     sources = _templates(path, chat_template, config)
     compiled = {name: _compiled(source, specials, now, path) for name, source in sources.items()}
@@ -168,9 +190,8 @@ def load_tokenizer(
         vocabulary=vocabulary,
         template=compiled.get("default"),
         tool_template=compiled.get("tool_use"),
-        image_family=family if isinstance(family, str) else None,
-        flat_image_tokens=image_tokens_each,
-        template_overhead=overhead,
+        pictures=picture_rule(family, processor, image_tokens_each),
+        overhead=overhead,
         note=vocabulary.note,
     )
 

@@ -69,7 +69,9 @@ def rendered(body: bytes) -> str:
     assert request is not None
     prompt = request.prompts[0]
     assert isinstance(prompt, ChatPrompt)
-    return counter(FAMILY)._rendered(prompt, lambda: None)
+    template = counter(FAMILY).template
+    assert template is not None
+    return counter(FAMILY)._rendered(prompt, template, lambda: None)
 
 
 def best_us(work: Callable[[], Any], rounds: int) -> float:

