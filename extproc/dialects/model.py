@@ -142,7 +142,8 @@ class InferenceRequest:
     ``prompt_logprobs`` is how many log-probabilities the engine keeps for each input token; negative: of the whole
     vocabulary. ``prefill`` says that the last message is an assistant's to be continued. ``context_tokens`` is a context
     length that the request itself asks the engine for (Ollama's num_ctx), None otherwise; ``context_ids`` the
-    length of an earlier context sent along as token ids.
+    length of an earlier context sent along as token ids. ``picture_tokens_asked`` is not 0 where the client sets the
+    picture processor itself: no picture takes more tokens than that and its own area say.
     ``reserve`` is False for control calls and load/unload requests. ``body_bytes`` is the decoded body's size.
     ``handle`` is not 0 where the prompts lie in the process that parsed them.
     """
@@ -156,6 +157,7 @@ class InferenceRequest:
     max_output_tokens: int | None
     min_output_tokens: int = 0
     images: tuple[ImageInput, ...] = ()
+    picture_tokens_asked: int = 0
     unknown_parts: int = 0
     reserve: bool = True
     has_tools: bool = False

@@ -20,6 +20,9 @@ from extproc.errors import BadRequest
 #: Prompts of one request; as many as vLLM takes sequences.
 MAX_PROMPTS = 16_384
 
+#: Numbers in a picture processor's settings up to this may be sides; areas beyond the other are as good as unlimited.
+_LARGEST_SIDE, _LARGEST_AREA = 16_384, 2**40
+
 #: Names that decide what a request takes; twice the same is a contradiction.
 MATTERS = frozenset(
     {
@@ -123,6 +126,7 @@ def pooled(members: Members, route: Route, gathered: Gathered, prompts: tuple[Pr
         sequences=len(prompts),
         max_output_tokens=0,
         images=tuple(gathered.images),
+        picture_tokens_asked=_picture_tokens_asked(members, gathered),
         unknown_parts=gathered.unknown_parts,
         warnings=tuple(gathered.warnings),
         body_bytes=len(members.data),
@@ -159,6 +163,7 @@ def generation(
         max_output_tokens=cap,
         min_output_tokens=max(0, (cap or minimum) if ignore_eos else minimum),
         images=tuple(gathered.images),
+        picture_tokens_asked=_picture_tokens_asked(members, gathered),
         unknown_parts=gathered.unknown_parts,
         has_tools=has_tools,
         include_usage_asked=stream_options.get("include_usage") is True,
@@ -275,6 +280,28 @@ def _template_kwargs(members: Members) -> dict[str, Json]:
         kwargs["documents"] = members.get("documents")
     kwargs.update(given)
     return kwargs
+
+
+def _picture_tokens_asked(members: Members, gathered: Gathered) -> int:
+    """Most tokens of one picture under ``mm_processor_kwargs`` (vLLM), 0 without them.
+
+    Any number in there may be a limit on the area in pixels, or, where it is small, on a side. No picture processor
+    makes more than one token of 14 x 14 pixels.
+    """
+    if not gathered.images or members.is_null("mm_processor_kwargs"):
+        return 0
+    gathered.warn("mm_processor_kwargs")
+    largest = 1
+    stack = [members.get("mm_processor_kwargs")]
+    while stack:
+        value = stack.pop()
+        if type(value) is int or (type(value) is float and value < _LARGEST_AREA):
+            largest = max(largest, min(int(value), _LARGEST_AREA))
+        elif type(value) is list:
+            stack.extend(value)
+        elif type(value) is dict:
+            stack.extend(value.values())
+    return max(1, (largest if largest > _LARGEST_SIDE else largest * largest) // (14 * 14))
 
 
 def _prompt_logprobs(members: Members) -> int:

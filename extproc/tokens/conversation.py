@@ -87,9 +87,9 @@ def _wrapped(part: Json) -> dict[str, Json] | None:
         return {"type": "text", "text": part}
     if not isinstance(part, dict):
         return None
-    if part.get("type") == "image":
-        return {"type": "image"}
     text = _text(part)
+    if part.get("type") == "image" and not text:
+        return {"type": "image"}
     if text is None:
         return None
     extras = {key: value for key, value in part.items() if key not in _PART_FIELDS}

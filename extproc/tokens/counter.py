@@ -80,8 +80,8 @@ class PromptCounter:
         if self.vocabulary is None:
             return self.bound(request)
         others = self._others(request)
-        pictures = self.pictures.exact(request.images)
-        most = self.pictures.most(request.images)
+        pictures = self.pictures.exact(request)
+        most = self.pictures.most(request)
         beside = most if pictures is None else max(0, pictures - len(request.images))
         left = None if budget_tokens is None else budget_tokens - others - beside
         counted: list[_Counted] = []
@@ -105,7 +105,7 @@ class PromptCounter:
     def bound(self, request: InferenceRequest) -> TokenCount:
         """A count that no tokenizer exceeds, in time proportional to the text and without native code."""
         counts = [bounds.prompt_bound(prompt, self.overhead) for prompt in request.prompts] or [0]
-        counts[0] += self._others(request) + self.pictures.most(request.images)
+        counts[0] += self._others(request) + self.pictures.most(request)
         return TokenCount(tuple(counts), "bound")
 
     def _counted(self, prompt: Prompt, vocabulary: Vocabulary, left: int | None, tick: Callable[[], None]) -> _Counted:

@@ -234,7 +234,9 @@ def _cuts_add_up(encoder: Encoder) -> bool:
     return whole == sum(encoder.count(piece, add_special_tokens=False) for piece in cut(text, 64))
 
 
-def _from_tiktoken(path: Path, pattern: str | None, specials: dict[str, int] | None) -> Vocabulary:
+def _from_tiktoken(
+    path: Path, pattern: str | None, specials: dict[str, int] | None, prompt_specials: int = 0
+) -> Vocabulary:
     encoding = next((name for name in ("o200k_base", "cl100k_base") if name in path.name), None)
     if pattern is None and encoding is None:
         raise ValueError("a tiktoken file must be named after its encoding (o200k_base, cl100k_base)")
@@ -248,12 +250,12 @@ def _from_tiktoken(path: Path, pattern: str | None, specials: dict[str, int] | N
         byte_level=True,
         cuttable=_cuts_add_up(encoder),
         specials=frozenset(specials or ()),
-        prompt_specials=0,
+        prompt_specials=prompt_specials,
     )
 
 
 def _from_tekken(data: dict[str, Any]) -> Vocabulary:
-    """Mistral's tekken file: ranks by byte string, special tokens counted before them."""
+    """Mistral's tekken file: ranks by byte string, special tokens counted before them, one BOS before every prompt."""
     config = data["config"]
     regular = config["default_vocab_size"] - config["default_num_special_tokens"]
     named = {
@@ -265,4 +267,4 @@ def _from_tekken(data: dict[str, Any]) -> Vocabulary:
         path = Path(folder) / "tekken.tiktoken"
         lines = (f"{token['token_bytes']} {token['rank']}" for token in data["vocab"][:regular])
         path.write_text("\n".join(lines) + "\n", "ascii")
-        return _from_tiktoken(path, config["pattern"], named)
+        return _from_tiktoken(path, config["pattern"], named, prompt_specials=1)

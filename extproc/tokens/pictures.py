@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from extproc.dialects.model import InferenceRequest
 from extproc.memory.vision import FAMILIES, VisionFamily, measured, tokens_of
 from extproc.tokens.bound import PER_PART
 from extproc.types import ImageInput
@@ -30,24 +31,29 @@ class PictureRule:
         """The token that stands once for every picture in the rendered prompt; None where none is known."""
         return self.family.pad if self.family is not None else None
 
-    def exact(self, images: tuple[ImageInput, ...]) -> int | None:
-        """Tokens of all pictures as the engine counts them; None where one of them cannot be known."""
+    def exact(self, request: InferenceRequest) -> int | None:
+        """Tokens of a request's pictures as the engine counts them; None where one of them cannot be known."""
         family = self.family
-        if not images:
+        if not request.images:
             return 0
-        if family is None or family.pad is None or not all(measured(i.width, i.height) for i in images):
+        if family is None or family.pad is None or request.picture_tokens_asked:
             return None
-        return sum(tokens_of(family, image.width, image.height) for image in images)
+        if not all(measured(image.width, image.height) for image in request.images):
+            return None
+        return sum(tokens_of(family, image.width, image.height) for image in request.images)
 
-    def most(self, images: tuple[ImageInput, ...]) -> int:
-        """Tokens that the pictures take at most, the marks around each included."""
-        return sum(map(self._most_of, images))
+    def most(self, request: InferenceRequest) -> int:
+        """Tokens that a request's pictures take at most, the marks around each included."""
+        return sum(self._most_of(image, request.picture_tokens_asked) for image in request.images)
 
-    def _most_of(self, image: ImageInput) -> int:
+    def _most_of(self, image: ImageInput, asked: int) -> int:
+        if asked:
+            # The client's own limits are in force: at most one token of 14 x 14 pixels, whatever the family.
+            asked = max(asked, (image.width or 0) * (image.height or 0) // (14 * 14))
         known = self.family is not None and measured(image.width, image.height)
         if self.flat is not None and not known:
-            return self.flat + PER_PART
-        return tokens_of(self.family, image.width, image.height) + PER_PART
+            return max(asked, self.flat) + PER_PART
+        return max(asked, tokens_of(self.family, image.width, image.height)) + PER_PART
 
 
 #: Nothing known: the largest maximum of all families.

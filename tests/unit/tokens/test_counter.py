@@ -210,7 +210,7 @@ class Sources:
 
 
 def test_tekken_files_are_read(tmp_path: Path) -> None:
-    """Mistral's format: ranks by bytes, special tokens before them."""
+    """Mistral's format: ranks by bytes, special tokens before them, BOS before a prompt as mistral-common puts it."""
     vocab = [{"rank": i, "token_bytes": base64.b64encode(bytes([i])).decode(), "token_str": None} for i in range(256)]
     vocab.append({"rank": 256, "token_bytes": base64.b64encode(b"ab").decode(), "token_str": "ab"})
     data = {
@@ -221,7 +221,8 @@ def test_tekken_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "tekken.json"
     path.write_text(json.dumps(data))
     found = load_tokenizer(path, now=lambda: NOW)
-    assert found.count(request("/v1/completions", {"prompt": "abab c"})).per_prompt == (4,)
+    assert found.count(request("/v1/completions", {"prompt": "abab c"})).per_prompt == (5,)
+    assert found.count(request("/v1/completions", {"prompt": "abab c", "add_special_tokens": False})).per_prompt == (4,)
 
 
 @pytest.mark.parametrize("name", ["qwen-2.5", "deepseek-coder-33b-base"])
