@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from extproc.gateway.names import DECISION_NAMESPACE, HEADER_RID, USAGE_NAMESPACE
+from extproc.gateway.quota import SPENT, closed_for_s
 from extproc.ledger.base import Ended
 from extproc.wire import pb
 
@@ -51,17 +52,34 @@ _KINDS = {
 }
 
 
-#: All that is read of our metadata in an attempt's entry: the exchange's own entry, soon after it, has the rest.
-_ATTEMPT_FIELDS = ("rid", "target")
+#: All that is read of our metadata, field by field at a price, in entries that end something: an attempt's is followed by
+#: the exchange's own, and only a periodic one may have to rebuild a reservation.
+_FIELDS: Mapping[EntryKind, tuple[str, ...] | None] = {
+    EntryKind.ALIVE: None,
+    EntryKind.ATTEMPT_END: ("rid", "target"),
+    EntryKind.END: (
+        "rid",
+        "pool",
+        "class",
+        "lane",
+        "target",
+        "replica",
+        "plan",
+        "sequences",
+        "expected_output_tokens",
+        "blocks",
+        "kv_bytes",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
     """One entry, read. Ages are seconds before "now" of the host that reads; None where it did not happen.
 
-    ``fields`` are our own metadata as written at the decision (of an attempt: rid and target only); ``usage`` what
+    ``fields`` are our own metadata as written at the decision (of an end: what ``_FIELDS`` names); ``usage`` what
     the engine reported (input_tokens, output_tokens, cached_tokens), absent keys were not reported. ``began_us`` is
-    the exchange's begin on Envoy's wall clock.
+    the exchange's begin on Envoy's wall clock. ``closed_for_s`` (of an attempt): the API wants no more for so long.
     """
 
     kind: EntryKind
@@ -79,6 +97,7 @@ class LogRecord:
     duration_s: float
     response_bytes: int
     attempts: int
+    closed_for_s: float | None = None
 
 
 def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
@@ -88,8 +107,7 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
     if kind is None:
         return None
     metadata = common.metadata.filter_metadata
-    wanted = _ATTEMPT_FIELDS if kind is EntryKind.ATTEMPT_END else None
-    fields = _values(metadata[DECISION_NAMESPACE], wanted) if DECISION_NAMESPACE in metadata else {}
+    fields = _values(metadata[DECISION_NAMESPACE], _FIELDS[kind]) if DECISION_NAMESPACE in metadata else {}
     usage = _values(metadata[USAGE_NAMESPACE]) if USAGE_NAMESPACE in metadata else {}
     rid = fields.get("rid") or entry.request.request_headers.get(HEADER_RID) or None
     status = entry.response.response_code.value if entry.response.HasField("response_code") else None
@@ -114,12 +132,16 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
         duration_s=duration_s,
         response_bytes=entry.response.response_body_bytes,
         attempts=common.upstream_request_attempt_count,
+        closed_for_s=closed_for_s(status, entry.response.response_headers)
+        if kind is EntryKind.ATTEMPT_END and (status in SPENT or entry.response.response_headers)
+        else None,
     )
 
 
 def _ended(entry: pb.HTTPAccessLogEntry, kind: EntryKind, status: int | None) -> Ended:
     common, details = entry.common_properties, entry.response.response_code_details
-    flags = common.response_flags if common.HasField("response_flags") else None
+    # Envoy always sends the message, and nearly always without a flag in it.
+    flags = common.response_flags if common.response_flags.ListFields() else None
     if kind is EntryKind.ATTEMPT_END and not common.HasField("time_to_first_upstream_tx_byte"):
         return Ended.UNSENT  # connection refused, or overflow: nothing of it reached the engine
     if _any(flags, _ABORTS) or details.startswith("downstream_remote_disconnect"):

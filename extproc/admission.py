@@ -209,6 +209,7 @@ class Admission:
         usable: list[Place] = []
         verdicts: list[Verdict] = []
         result: ReserveResult | None = None
+        tried = 0
         started = self._clock_s()
         try:
             for these in rounds:
@@ -218,9 +219,7 @@ class Admission:
                     continue
                 usable += open_
                 result = self._outside(open_) or await self._reserve(pending, what, open_)
-                if result.chosen is not None:
-                    result = replace(result, chosen=len(verdicts) + result.chosen)
-                verdicts += result.verdicts
+                tried, verdicts = len(verdicts), [*verdicts, *result.verdicts]
                 if result.chosen is not None or result.ended or self._clock_s() - started > self._patience_s:
                     break
         except LedgerDown:
@@ -231,7 +230,8 @@ class Admission:
             pending.timings_ms["ledger"] = (self._clock_s() - started) * 1000.0
         if result is None:
             return self._decisions.nowhere_ever(pending.who, what, places, considered(what, places, None))
-        return self._settle(pending, what, places, usable, replace(result, verdicts=tuple(verdicts)))
+        chosen = None if result.chosen is None else usable[tried + result.chosen]
+        return self._settle(pending, what, places, usable, result, chosen, verdicts)
 
     def _outside(self, places: Sequence[Place]) -> ReserveResult | None:
         """The result where the first place takes nothing of ours, so that the ledger need not be asked; else None."""
@@ -339,6 +339,7 @@ class Admission:
             self._fleet.view,
             self._fleet.rank,
             promised=promised,
+            members=self._fleet.members,
         )
 
     async def _pay(self) -> None:
@@ -388,18 +389,19 @@ class Admission:
         places: Sequence[Place],
         usable: Sequence[Place],
         result: ReserveResult,
+        chosen: Place | None,
+        verdicts: Sequence[Verdict],
     ) -> Decision:
         who = pending.who
         if result.ended:
             # Its end came before its reservation: the client is gone, and nobody will read this answer.
             pending.touched_ledger = False
             return self._decisions.refused(who, Reason.INTERNAL, what=what)
-        shown = considered(what, places, result.verdicts)
-        if result.chosen is None:
+        shown = considered(what, places, verdicts)
+        if chosen is None:
             pending.touched_ledger = False
-            pending.soonest = soonest(usable, result.verdicts)
-            return self._decisions.nowhere_now(who, what, result.verdicts, shown)
-        chosen = usable[result.chosen]
+            pending.soonest = soonest(usable, verdicts)
+            return self._decisions.nowhere_now(who, what, verdicts, shown)
         if chosen.candidate is not None and not chosen.candidate.remote:
             self._fleet.note(chosen.replica, chosen.candidate.need.kv_blocks)
             self._share.note(chosen.replica, chosen.candidate.need.kv_blocks)
@@ -442,8 +444,13 @@ class Admission:
 
     def _onward(self, pending: Pending, parsed: Parsed | None, chain: Sequence[str]) -> Decision:
         """To the best replica of the first target, without a reservation."""
-        replicas = sorted((replica.name for replica in self._config.targets[chain[0]].replicas), key=self._fleet.rank)
-        return self._decisions.passed(pending.who, parsed, chain[0], replicas[0] if replicas else chain[0])
+        target = self._config.targets[chain[0]]
+        names = [n for r in target.replicas for n in ((r.name,) if r.discover is None else self._fleet.members(r.name))]
+        if not names and not target.remote:
+            return self._ours(pending, Reason.NOT_READY)  # nothing was found there yet
+        return self._decisions.passed(
+            pending.who, parsed, chain[0], min(names, key=self._fleet.rank) if names else chain[0]
+        )
 
 
 async def _unless_down(call: Awaitable[Answer]) -> Answer | None:

@@ -1,7 +1,8 @@
 """From counted tokens to ledger candidates: what the request would take at each place it may go.
 
 Owns the translation of target, lane and replica facts into ``ledger.base.Candidate``; pure, no I/O. A place where
-the request can never run is not a candidate but a permanent refusal that the decision shows.
+the request can never run is not a candidate but a permanent refusal that the decision shows; a remote API that was
+seen to be away or out of quota is a transient one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.config.models import PREALLOCATING, Config, Lane, Replica, Target
-from extproc.ledger.base import Candidate, ReplicaReport, ReplicaView
+from extproc.ledger.base import Candidate, ReplicaReport, ReplicaState, ReplicaView
 from extproc.memory import KvModel, Projection, project
 from extproc.policy.limits import OutputLimits, OutputRequest, output_limits
 from extproc.types import Need, Reason, TokenCount
@@ -20,6 +21,8 @@ MIB = 1024 * 1024
 #: Replicas of one target that the ledger is asked about first, and in all where those have no room.
 FIRST_PER_TARGET = 4
 MAX_PER_TARGET = 16
+#: Found replicas remembered; addresses change over the life of a process.
+MAX_FOUND = 4096
 #: At most this share of a pool is kept free for a lane's kvReserveMb.
 MAX_KEEP_FREE = 0.25
 #: Decode rate assumed for the longest life of a request where none was measured, tokens per second.
@@ -29,6 +32,11 @@ USUAL_DECODE_TOKENS_PER_S = 30.0
 #: Shortest and longest life assumed for an orphan.
 CAP_S_MIN, CAP_S_MAX = 30.0, 3600.0
 REMOTE_NEED = Need(0, 0, 0, 0, 0)
+#: What was seen of a remote API that closes it for now; anything else, and nothing, leaves it open.
+REMOTE_CLOSED: Mapping[str, Reason] = {
+    ReplicaState.LOST: Reason.UNKNOWN_STATE,
+    ReplicaState.DRAINING: Reason.NOT_READY,
+}
 #: An engine that embeds with an encoder keeps no KV and reports a pool without blocks (vLLM: the null block alone).
 NO_KV = Projection(0, 0, 0, (), 0)
 
@@ -64,7 +72,11 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One place considered: a candidate for the ledger, or the permanent reason why it is none."""
+    """One place considered: a candidate for the ledger, or the reason why it is none.
+
+    The reason is permanent, but for a remote API that was seen to be away or out of quota, and for a target of which no
+    replica has been found (its own name stands for the replica then).
+    """
 
     target: str
     replica: str
@@ -95,12 +107,14 @@ class _Seen:
 class Planner:
     """The configuration compiled for one translation per request; ``kv_models`` builds a target's cost model."""
 
-    __slots__ = ("_config", "_kv", "_kv_models")
+    __slots__ = ("_config", "_found", "_kv", "_kv_models")
 
     def __init__(self, config: Config, kv_models: Callable[[str, int | None], KvModel]) -> None:
         self._config = config
         self._kv_models = kv_models
         self._kv: dict[tuple[str, int | None], KvModel] = {}
+        #: Found replicas as if they stood in the file, kept from request to request.
+        self._found: dict[str, Replica] = {}
 
     def rounds(
         self,
@@ -112,21 +126,26 @@ class Planner:
         rank: Callable[[str], tuple[int, int, float]],
         *,
         promised: Callable[[str], int] = lambda _replica: 0,
+        members: Callable[[str], Sequence[str]] = lambda _replica: (),
         together: bool = False,
     ) -> Iterator[list[Place]]:
         """Every place of ``chain`` in order of preference, in lists that the ledger is asked about one after another.
 
         A target's replicas come best first. What ranks them may be half a second old, so where a target's first few
         have no room its others are asked before the next target and before a refusal; ``together`` makes one list.
-        ``promised`` says how many blocks of a replica are kept for others.
+        ``promised`` says how many blocks of a replica are kept for others, ``members`` what was found under one with
+        `discover`.
         """
         places: list[Place] = []
         for name in chain:
             target = self._config.targets[name]
             if target.remote:
-                places.append(self._remote(name, lane, ask_for[name]))
+                places.append(self._remote(name, lane, ask_for[name], view(name)))
                 continue
-            replicas = sorted(target.replicas, key=lambda replica: rank(replica.name))[:MAX_PER_TARGET]
+            known = self._replicas(target, members)
+            if not known:
+                places.append(Place(name, name, None, None, Reason.UNKNOWN_STATE))
+            replicas = sorted(known, key=lambda replica: rank(replica.name))[:MAX_PER_TARGET]
             forecast = learned(name)
             for at, replica in enumerate(replicas):
                 if at == FIRST_PER_TARGET and not together:
@@ -136,11 +155,32 @@ class Planner:
                 places.append(self._local(name, target, replica, lane, ask_for[name], forecast, seen, kept))
         yield places
 
-    def _remote(self, name: str, lane: Lane, ask: Ask) -> Place:
+    def _replicas(self, target: Target, members: Callable[[str], Sequence[str]]) -> Sequence[Replica]:
+        """The target's replicas, those with `discover` replaced by what was found under them."""
+        if all(replica.discover is None for replica in target.replicas):
+            return target.replicas
+        known: list[Replica] = []
+        for replica in target.replicas:
+            if replica.discover is None:
+                known.append(replica)
+                continue
+            for name in members(replica.name):
+                found = self._found.get(name)
+                if found is None:
+                    found = self._found[name] = replica.model_copy(update={"name": name})
+                known.append(found)
+        if len(self._found) > MAX_FOUND:
+            self._found.clear()
+        return known
+
+    def _remote(self, name: str, lane: Lane, ask: Ask, view: ReplicaView | None) -> Place:
         context = self._context(self._config.targets[name], None)
         limits = output_limits(_output_request(ask, lane, context, None, self._config.targets[name], None))
         if isinstance(limits, Reason):
             return Place(name, name, None, None, limits, context)
+        closed = REMOTE_CLOSED.get(view.state) if view is not None else None
+        if closed is not None:
+            return Place(name, name, limits, None, closed)
         return Place(name, name, limits, Candidate(name, name, True, REMOTE_NEED), None)
 
     def _local(

@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from extproc.accesslog import EntryKind, LogRecord
 from extproc.config.models import Config
 from extproc.decisions import Identity
 from extproc.errors import LedgerDown
+from extproc.gateway.names import replica_cluster
 from extproc.learning import Learning
-from extproc.ledger.base import CLEAN_ENDS, COOLING_S, SILENCE_S, End, Ended, Ledger, ReplicaView, Reservation, Upsert
+from extproc.ledger.base import (
+    CLEAN_ENDS,
+    COOLING_S,
+    SILENCE_S,
+    End,
+    Ended,
+    Ledger,
+    ReplicaReport,
+    ReplicaState,
+    ReplicaView,
+    Reservation,
+    Upsert,
+)
 from extproc.ledger.posture import LocalShare
 from extproc.metadata import exchange_id, reservation_from
 
@@ -28,6 +41,8 @@ REAP_S = 1.0
 PAUSE_S = 2.0
 #: Records kept while the ledger is away; renewals beyond it are dropped (periodic records come again).
 MAX_RENEWALS = 20_000
+#: A remote API that said "no more" is told to the ledger once in this long; many answers say the same.
+CLOSE_EVERY_S = 1.0
 #: Exchanges remembered in case that our answer and their end cross on the way; that takes milliseconds.
 MAX_CROSSING = 4096
 
@@ -72,6 +87,11 @@ class Completion:
         self._target_of |= {name: name for name, target in config.targets.items() if target.remote}
         self._ends: list[End] = []
         self._renewals: dict[str, Upsert] = {}
+        self._discovered = frozenset(config.discovered())
+        self._remotes = frozenset(name for name, target in config.targets.items() if target.remote)
+        #: Remote APIs that want no more -> for how long, and when that was last told to the ledger.
+        self._closed: dict[str, float] = {}
+        self._closed_at_s: dict[str, float] = {}
         #: (Envoy, exchange) -> the rid it was answered under, or "" where it was over before it was answered.
         self._crossing: dict[tuple[str, str], str] = {}
         self._wake = asyncio.Event()
@@ -106,7 +126,11 @@ class Completion:
             self._renew(record)
         elif record.kind is EntryKind.ATTEMPT_END:
             if record.rid is not None and record.cluster in self._target_of:
-                self._end(record, owner, replica=record.cluster)
+                # A plan has one local place, so an attempt at found replicas was made at the reserved one.
+                found = record.cluster in self._discovered
+                self._end(record, owner, replica=None if found else record.cluster)
+            if record.closed_for_s is not None and record.cluster in self._remotes:
+                self._close(record.cluster, record.closed_for_s)
         else:
             self._finish(record, owner)
 
@@ -132,10 +156,12 @@ class Completion:
         renewals, self._renewals = self._renewals, {}
         try:
             if ends:
-                await self._ledger.end(ends)
+                await self._ledger.end(_without_repeats(ends))
                 self._room_came_free()
             if renewals:
                 await self._ledger.renew(list(renewals.values()))
+            if self._closed:
+                await self._tell_closed()
         except LedgerDown:
             # The adapter keeps ends of an outage; renewals come again with the next periodic record.
             self.dropped += len(renewals)
@@ -167,6 +193,24 @@ class Completion:
                 await self._ledger.reap(listened_s=listened_s, owners=owners)
             except LedgerDown:
                 self._listening_since_s = self._clock_s()
+
+    def _close(self, target: str, seconds: float) -> None:
+        """A remote API wants no more: every sidecar of the pool shall know, until its next visit or until then."""
+        now_s = self._clock_s()
+        if now_s - self._closed_at_s.get(target, float("-inf")) >= CLOSE_EVERY_S:
+            self._closed[target] = seconds
+            self._closed_at_s[target] = now_s
+            self._wake.set()
+
+    async def _tell_closed(self) -> None:
+        closed, self._closed = self._closed, {}
+        for target, seconds in closed.items():
+            now_s = await self._ledger.time_s()
+            report = ReplicaReport(
+                replica=target, target=target, engine="openai", node="", instance="", state=ReplicaState.DRAINING,
+                scrape_start_at_s=now_s, scrape_end_at_s=now_s, capacity_blocks=None, block_tokens=1,
+            )  # fmt: skip
+            await self._ledger.publish([report], [], seconds)
 
     def _renew(self, record: LogRecord) -> None:
         reservation = reservation_from(record.fields, self._pool)
@@ -204,8 +248,10 @@ class Completion:
         cool_s = self._lags.get(target, COOLING_S)
         if record.rid is not None:
             # The share cools as the ledger does: an engine frees later than a client leaves.
-            wait_s = 0.0 if record.how in CLEAN_ENDS else cool_s
-            asyncio.get_running_loop().call_later(wait_s, self._share.ended, record.rid)
+            if record.how in CLEAN_ENDS:
+                self._share.ended(record.rid)
+            else:
+                asyncio.get_running_loop().call_later(cool_s, self._share.ended, record.rid)
         self._ends.append(
             End(
                 rid=record.rid,
@@ -249,7 +295,7 @@ class Completion:
             self._learn(record)
             self._observer.completed(record, record.usage.get("output_tokens"))
             plan = str(record.fields.get("plan") or record.fields.get("replica") or "").split(",")
-            if record.cluster and record.cluster not in plan:
+            if record.cluster and record.cluster not in {replica_cluster(name, self._discovered) for name in plan}:
                 self._observer.misrouted(record)
 
     def _learn(self, record: LogRecord) -> None:
@@ -271,6 +317,15 @@ class Completion:
         self._learning.observe_output((lane, target, klass), each)
         # Until now, not until its end: what it held is free only once its end is known here.
         self._learning.observe_pace(target, record.began_age_s, each)
+
+
+def _without_repeats(ends: Sequence[End]) -> Sequence[End]:
+    """``ends`` without those of an attempt whose exchange ended in the same way and is told of in the same call.
+
+    Nearly every request has one attempt, which ends with it; whoever hears of both at once needs to say it once.
+    """
+    whole = {end.rid: end.how for end in ends if end.replica is None and end.rid is not None}
+    return [end for end in ends if end.replica is None or end.rid is None or whole.get(end.rid) is not end.how]
 
 
 def _bytes_key(target: str, klass: str) -> tuple[str, bool, bool]:

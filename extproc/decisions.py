@@ -13,7 +13,17 @@ from extproc.candidates import Place
 from extproc.config.models import Config, Lane
 from extproc.dialects import InferenceRequest, Parsed, edit
 from extproc.errors import BadRequest
-from extproc.gateway.names import HEADER_ADAPTER, HEADER_MAX_RETRIES, HEADER_MODEL_AT, HEADER_RID, model_at
+from extproc.gateway.names import (
+    HEADER_ADAPTER,
+    HEADER_MAX_RETRIES,
+    HEADER_MODEL_AT,
+    HEADER_RID,
+    KEY_ENDPOINT,
+    member_endpoint,
+    model_at,
+    port_of,
+    replica_cluster,
+)
 from extproc.ledger.base import Reservation, Verdict
 from extproc.metadata import Value, reservation_fields
 from extproc.policy.lanes import Route
@@ -70,12 +80,14 @@ class Understood:
 class Decisions:
     """Builder of decisions for one configuration; ``spread`` yields numbers in [0, 1)."""
 
-    __slots__ = ("_config", "_shadow", "_spread")
+    __slots__ = ("_config", "_ports", "_shadow", "_spread")
 
     def __init__(self, config: Config, spread: Callable[[], float]) -> None:
         self._config = config
         self._shadow = config.mode == "shadow"
         self._spread = spread
+        #: Replicas with `discover` -> the port that what is found there listens on.
+        self._ports = {name: port_of(replica.url) for name, replica in config.discovered().items()}
 
     def admitted(
         self,
@@ -90,7 +102,7 @@ class Decisions:
         fallback = chosen.target != what.route.chain[0]
         first = shown[0].refused_by if shown else None
         reason = first if fallback and first not in (None, NOT_TRIED) else None
-        plan = self._plan(what, chosen)
+        plan = self._plan(what, chosen, shown)
         body, headers = self._forward(who, what, chosen, plan)
         count = what.count(chosen.target)
         kind = "fallback" if fallback else "admit"
@@ -142,9 +154,15 @@ class Decisions:
     def nowhere_ever(
         self, who: Identity, what: Understood, places: Sequence[Place], shown: tuple[ConsideredCandidate, ...]
     ) -> Decision:
-        """No place could ever take it: over its lane's budget, its context, or the whole pool."""
-        first = next((place for place in places if place.refused_by is not None), None)
-        reason, limit = (first.refused_by, first.limit_tokens) if first is not None else (None, None)
+        """No place could ever take it: over its lane's budget, its context, or the whole pool.
+
+        A remote API that is closed only for now makes the refusal one for now.
+        """
+        refused = [place for place in places if place.refused_by is not None]
+        closed = next((place for place in refused if place.refused_by not in PERMANENT), None)
+        if closed is not None:
+            return self.refused(who, closed.refused_by or Reason.UNKNOWN_STATE, what=what, shown=shown)
+        reason, limit = (refused[0].refused_by, refused[0].limit_tokens) if refused else (None, None)
         if what.over_budget:
             reason, limit = Reason.PROMPT_BUDGET_EXCEEDED, what.route.lane.max_input_tokens
         return self.refused(who, reason or Reason.UNKNOWN_STATE, what=what, shown=shown, limit_tokens=limit)
@@ -201,9 +219,15 @@ class Decisions:
             replica=replica,
             reason=None,
             refusal=None,
-            plan=(replica,),
+            plan=(replica_cluster(replica, self._ports),),
             headers=tuple(headers),
-            metadata={"rid": who.rid, "decision": "pass", "target": target, "replica": replica},
+            metadata={
+                "rid": who.rid,
+                "decision": "pass",
+                "target": target,
+                "replica": replica,
+                KEY_ENDPOINT: self._endpoint(replica),
+            },
             body=parsed.body if parsed is not None and parsed.decoded and not self._shadow else None,
             dialect=parsed.dialect if parsed is not None else None,
         )
@@ -249,14 +273,20 @@ class Decisions:
             headers.append((HEADER_ADAPTER, what.route.adapter))
         return (body if changed else None), tuple(headers)
 
-    def _plan(self, what: Understood, chosen: Place) -> tuple[str, ...]:
+    def _plan(self, what: Understood, chosen: Place, shown: Sequence[ConsideredCandidate]) -> tuple[str, ...]:
         """The reserved place, then remote targets only: a retry onto a local one would be unreserved.
 
-        A place's cluster bears its name: the replica's, or the remote target's.
+        A place's cluster bears its name: the replica's, or the remote target's. Remotes that were refused are left out.
         """
         targets = self._config.targets
-        remotes = [name for name in what.chain if targets[name].remote and name != chosen.target and not self._shadow]
-        return (chosen.replica, *remotes)
+        shut = {chosen.target, *(place.target for place in shown if place.refused_by not in (None, NOT_TRIED))}
+        remotes = [name for name in what.chain if targets[name].remote and name not in shut and not self._shadow]
+        return (replica_cluster(chosen.replica, self._ports), *remotes)
+
+    def _endpoint(self, replica: str) -> str:
+        """Where a found replica listens; another's name, since its cluster has one endpoint."""
+        port = self._ports.get(replica_cluster(replica, self._ports))
+        return replica if port is None else member_endpoint(replica, port)
 
     def _metadata(
         self,
@@ -274,7 +304,7 @@ class Decisions:
             "decision": kind,
             "target": chosen.target,
             "replica": chosen.replica,
-            "endpoint": chosen.replica,
+            KEY_ENDPOINT: self._endpoint(chosen.replica),
             "lane": what.route.lane_name,
             "class": what.klass,
             "input_tokens": float(what.count(chosen.target).input_tokens),

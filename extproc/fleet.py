@@ -24,7 +24,7 @@ TIMEOUT_S = 2.0
 class Fleet:
     """Latest snapshot of the ledger's pool."""
 
-    __slots__ = ("_clock_s", "_ledger", "_observe", "_read_at_s", "_since", "failures", "snapshot")
+    __slots__ = ("_clock_s", "_ledger", "_members", "_observe", "_read_at_s", "_since", "failures", "snapshot")
 
     def __init__(
         self,
@@ -39,6 +39,11 @@ class Fleet:
         self.snapshot: LedgerSnapshot | None = None
         self.failures = 0
         self._since: dict[str, int] = defaultdict(int)
+        self._members: dict[str, tuple[str, ...]] = {}
+
+    def members(self, replica: str) -> tuple[str, ...]:
+        """The replicas that agents found under ``replica`` (`discover`) and report now."""
+        return self._members.get(replica, ())
 
     def view(self, replica: str) -> ReplicaView | None:
         """One replica as last seen, or None where no agent ever reported it."""
@@ -73,6 +78,7 @@ class Fleet:
             return False
         self.failures = 0
         self.snapshot = snapshot
+        self._members = _found(snapshot)
         self._read_at_s = self._clock_s()
         self._since.clear()
         self._observe(snapshot)
@@ -83,3 +89,13 @@ class Fleet:
         while True:
             await self.refresh()
             await asyncio.sleep(REFRESH_S)
+
+
+def _found(snapshot: LedgerSnapshot) -> dict[str, tuple[str, ...]]:
+    """Names with an address, by what stands before it; those of static replicas are among them and never asked for."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, view in snapshot.replicas.items():
+        base, at, _ = name.rpartition("@")
+        if at and view.report is not None:
+            found[base].append(name)
+    return {base: tuple(sorted(names)) for base, names in found.items()}

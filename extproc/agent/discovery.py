@@ -6,18 +6,25 @@ Owns names and addresses, never an engine's state. A source that fails keeps its
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from ipaddress import ip_address
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from extproc.agent.engines.base import Hints
-from extproc.config import Config, load
+from extproc.agent.http import Trust
+from extproc.config import Config, Target, load
 from extproc.errors import ConfigError
+from extproc.gateway.names import member, port_of
+from extproc.memory import KvModel
+from extproc.modelset import ModelSet
+
+log = logging.getLogger("kvgate.agent")
 
 #: How often a name is resolved again.
 RESOLVE_EVERY_S = 10.0
@@ -27,7 +34,11 @@ RESOLVE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One engine instance to watch; ``address`` overrides the URL's host for the connection (one of many A records)."""
+    """One engine instance or remote API to watch.
+
+    ``address`` overrides the URL's host for the connection (one of many A records); ``discover``: it stands for every
+    address of that host; ``metrics_url`` is the origin of the metrics where they have one of their own.
+    """
 
     replica: str
     target: str
@@ -36,6 +47,9 @@ class Endpoint:
     hints: Hints = field(default_factory=Hints)
     devices: tuple[str, ...] = ()
     address: str | None = None
+    discover: bool = False
+    metrics_url: str | None = None
+    trust: Trust = field(default_factory=Trust)
 
 
 class Discovery(Protocol):
@@ -55,8 +69,9 @@ class Discovery(Protocol):
 
 
 def endpoints_of(config: Config) -> tuple[Endpoint, ...]:
-    """The local replicas of a configuration."""
-    return tuple(
+    """The local replicas of a configuration, then its remote targets under their own names."""
+    costs = _cost_models(config)
+    local = tuple(
         Endpoint(
             replica=replica.name,
             target=name,
@@ -67,11 +82,51 @@ def endpoints_of(config: Config) -> tuple[Endpoint, ...]:
                 kv_tokens=replica.kv_tokens,
                 max_sequences=replica.max_sequences,
                 max_model_tokens=config.models[target.model].context_tokens if target.model in config.models else None,
+                kv=costs.get(name),
+                by_geometry=target.model in config.models and config.models[target.model].geometry is not None,
             ),
             devices=replica.devices,
+            discover=replica.discover is not None,
+            metrics_url=replica.metrics_url,
+            trust=_trust(target),
         )
         for name, target, replica in config.local_replicas()
     )
+    remote = tuple(
+        Endpoint(
+            replica=name,
+            target=name,
+            engine=target.engine,
+            # An SDK's base URL ends in /v1, which the path read here brings along.
+            url=target.url.rstrip("/").removesuffix("/v1"),
+            hints=Hints(served_model=target.served_model),
+            trust=_trust(target),
+        )
+        for name, target in config.targets.items()
+        if target.remote and target.url is not None
+    )
+    return (*local, *remote)
+
+
+def _cost_models(config: Config) -> dict[str, Callable[[int | None], KvModel]]:
+    """Target -> its cost model by reported block size, for those whose geometry can be read on this host.
+
+    An agent may run where the model's files are not; it reports all the same.
+    """
+    try:
+        models = ModelSet.load(config, where=config.where)
+    except ConfigError as error:
+        log.info("geometries cannot be read here (%s); engines' reports are taken as they are", error.problems[0])
+        return {}
+    return {
+        name: cache(partial(models.kv, name))
+        for name, target in config.targets.items()
+        if not target.remote and models.geometry(name) is not None
+    }
+
+
+def _trust(target: Target) -> Trust:
+    return Trust(target.tls.ca_file, target.tls.server_name)
 
 
 class Static:
@@ -138,47 +193,50 @@ class WatchedFile:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Every address of a name, sorted; ``OSError`` where it has none."""
+    """Every address of a name, sorted; ``OSError`` where it has none.
+
+    IPv4 where there is any: a dual-stack engine has one address of each kind, and counts once.
+    """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return sorted({str(entry[4][0]) for entry in found})
+    by_family = {
+        family: {str(e[4][0]) for e in found if e[0] == family} for family in (socket.AF_INET, socket.AF_INET6)
+    }
+    return sorted(by_family[socket.AF_INET] or by_family[socket.AF_INET6])
 
 
 class Dns:
-    """Replaces each endpoint whose host is a name by one endpoint per address (a headless service).
+    """Replaces each endpoint with ``discover`` by one per address of its host (a headless service), ``NAME@ADDRESS``.
 
-    A name with one address keeps the replica's name; several get ``name@address``. The name stays the Host
-    header and the TLS name. ``suffix`` decides which hosts are expanded; others pass unchanged.
+    The host's name stays the Host header and the TLS name. An address that vanishes leaves the list, so its engine
+    drains; a name that does not resolve keeps its last addresses.
     """
 
     def __init__(
         self,
         source: Discovery,
-        expand: frozenset[str],
         *,
-        lookup: Callable[[str, int], object] = resolve,
+        lookup: Callable[[str, int], Awaitable[Sequence[str]]] = resolve,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
-        self._expand = expand
         self._lookup = lookup
         self._now_s = now_s
-        self._known: dict[str, tuple[float, list[str]]] = {}
+        self._known: dict[tuple[str, int], tuple[float, Sequence[str]]] = {}
         self._problem: str | None = None
 
     async def endpoints(self) -> Sequence[Endpoint]:
-        """The source's endpoints with the chosen names expanded."""
+        """The source's endpoints, those to be discovered replaced by what was found."""
         expanded: list[Endpoint] = []
         self._problem = None
         for endpoint in await self._source.endpoints():
-            parts = urlsplit(endpoint.url)
-            host = parts.hostname or ""
-            if host not in self._expand or _literal(host):
+            if not endpoint.discover:
                 expanded.append(endpoint)
                 continue
-            addresses = await self._addresses(host, parts.port or 80)
-            for address in addresses:
-                name = endpoint.replica if len(addresses) == 1 else f"{endpoint.replica}@{address}"
-                expanded.append(replace(endpoint, replica=name, address=address))
+            host = urlsplit(endpoint.url).hostname or ""
+            expanded += [
+                replace(endpoint, replica=member(endpoint.replica, address), address=address, discover=False)
+                for address in await self._addresses(host, port_of(endpoint.url))
+            ]
         return expanded
 
     def health(self) -> str:
@@ -189,23 +247,16 @@ class Dns:
         """Close the source."""
         await self._source.close()
 
-    async def _addresses(self, host: str, port: int) -> list[str]:
-        at_s, known = self._known.get(host, (float("-inf"), []))
+    async def _addresses(self, host: str, port: int) -> Sequence[str]:
+        at_s, known = self._known.get((host, port), (float("-inf"), ()))
         if self._now_s() - at_s < RESOLVE_EVERY_S:
             return known
         try:
             async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-                found = await self._lookup(host, port)  # type: ignore[misc]
+                found = await self._lookup(host, port)
         except (OSError, TimeoutError):
-            self._problem = f"{host} does not resolve; its last addresses stay in use"
+            kept = "its last addresses stay in use" if known else "nothing is known of it"
+            self._problem = f"{host} does not resolve; {kept}"
             return known
-        self._known[host] = (self._now_s(), list(found))
-        return list(found)
-
-
-def _literal(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+        self._known[(host, port)] = (self._now_s(), tuple(found))
+        return tuple(found)

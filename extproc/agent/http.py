@@ -52,14 +52,30 @@ class Response:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whom an https connection believes: a CA bundle (None: the system's) and the name its certificate must carry."""
+
+    ca_file: str | None = None
+    server_name: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """The context; ``Unreachable`` where the bundle cannot be read."""
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise Unreachable(Cause.TLS, f"{self.ca_file} is no readable CA bundle") from error
+
+
 class Client:
     """GETs on one origin over one kept connection; not for concurrent use.
 
-    ``url`` may carry a path prefix (``http://host:port/prefix``). A connection that the server closed while
+    ``url`` may carry a path prefix (``http://host:port/prefix``); ``trust`` says how an https server is believed. A
+    connection that the server closed while
     idle is replaced once per request without counting as a failure (llama.cpp and vLLM close after 5 s).
     """
 
-    def __init__(self, url: str, *, connect_host: str | None = None, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, url: str, *, connect_host: str | None = None, trust: Trust | None = None) -> None:
         parts = urlsplit(url)
         self._secure = parts.scheme == "https"
         self._name = parts.hostname or ""
@@ -67,7 +83,8 @@ class Client:
         self._port = parts.port or (443 if self._secure else 80)
         self._prefix = parts.path.rstrip("/")
         self._authority = parts.netloc.rpartition("@")[2]
-        self._tls = (tls or ssl.create_default_context()) if self._secure else None
+        self._trust = trust or Trust()
+        self._tls: ssl.SSLContext | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -130,6 +147,8 @@ class Client:
         One by one, because asyncio blends the errors of several (``localhost`` has two) into one without a number,
         and only "refused by all" proves that nobody listens.
         """
+        if self._secure and self._tls is None:
+            self._tls = self._trust.context()
         found = await asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         failures: list[OSError] = []
         for address in dict.fromkeys(str(entry[4][0]) for entry in found):
@@ -138,7 +157,7 @@ class Client:
                     address,
                     self._port,
                     ssl=self._tls,
-                    server_hostname=self._name if self._tls else None,
+                    server_hostname=(self._trust.server_name or self._name) if self._tls else None,
                     limit=MAX_HEAD_BYTES,
                 )
             except OSError as error:

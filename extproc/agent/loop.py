@@ -27,6 +27,9 @@ log = logging.getLogger("kvgate.agent")
 
 #: A failing replica is logged when its cause changes and then at most this often.
 LOG_EVERY_S = 60.0
+#: Somebody else's API is visited this seldom: often enough that its row does not turn unknown in between, and 8,640
+#: requests a day.
+OUTSIDE_EVERY_S = 10.0
 #: Rounds between two looks at who else publishes for this node.
 SIBLING_ROUNDS = 10
 
@@ -67,6 +70,7 @@ class _Watched:
     watch: ReplicaWatch
     scraper: Scraper
     task: asyncio.Task[Scrape] | None = None
+    due_mono_s: float = 0.0
     logged: tuple[str, float] | None = None
 
 
@@ -190,7 +194,12 @@ class Agent:
     def _take_up(self, endpoint: Endpoint) -> _Watched:
         origin = Origin(endpoint.replica, endpoint.target, self.settings.node, self.settings.instance)
         watch = ReplicaWatch(origin, ENGINES[endpoint.engine], endpoint.hints, unknown_s=self.settings.unknown_s)
-        return _Watched(endpoint, watch, Scraper(Client(endpoint.url, connect_host=endpoint.address)))
+        client = Client(endpoint.url, connect_host=endpoint.address, trust=endpoint.trust)
+        elsewhere: dict[str, Client] = {}
+        if endpoint.metrics_url is not None:
+            metrics = Client(endpoint.metrics_url, connect_host=endpoint.address, trust=endpoint.trust)
+            elsewhere = {each.path: metrics for each in watch.engine.endpoints if each.metrics}
+        return _Watched(endpoint, watch, Scraper(client, elsewhere))
 
     def _forget(self, name: str) -> None:
         watched = self._watched.pop(name)
@@ -202,19 +211,26 @@ class Agent:
 
     async def _scrape_all(self) -> None:
         """Visit every engine; those that are late go on by themselves and are taken up in a later round."""
-        tasks = []
+        tasks, now_s = [], time.monotonic()
         for watched in self._watched.values():
-            if watched.task is None:
+            if watched.task is None and now_s >= watched.due_mono_s:
                 watched.task = asyncio.create_task(watched.scraper.visit(watched.watch.due()))
-            tasks.append(watched.task)
+                watched.due_mono_s = now_s + (OUTSIDE_EVERY_S if watched.watch.engine.outside else 0.0)
+            if watched.task is not None:
+                tasks.append(watched.task)
         if tasks:
             await asyncio.wait(tasks, timeout=self.settings.timeout_s)
         lost, offset_s, wall_s = self.devices.lost(), self.health.clock_offset_s or 0.0, time.time()
         for watched in self._watched.values():
-            watched.watch.device_lost = not lost.isdisjoint(watched.endpoint.devices)
+            watched.watch.devices(
+                lost=not lost.isdisjoint(watched.endpoint.devices), mono_s=time.monotonic(), offset_s=offset_s
+            )
             if watched.task is not None and watched.task.done():
                 task, watched.task = watched.task, None
                 watched.watch.observe(task.result(), offset_s=offset_s, wall_s=wall_s)
+                reading = watched.watch.reading
+                if reading is not None and reading.closed_for_s is not None:  # it asked not to be asked before then
+                    watched.due_mono_s = max(watched.due_mono_s, now_s + reading.closed_for_s)
                 self._log(watched)
 
     async def _publish(self) -> None:

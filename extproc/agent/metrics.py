@@ -101,6 +101,7 @@ class AgentCollector(Collector):
             (names.CAPACITY, reading.capacity_blocks),
             (names.USED, reading.used_blocks),
             (names.BLOCK_BYTES, reading.kv_bytes_per_block),
+            (names.FORMULA_RATIO, reading.formula_ratio),
             (names.RUNNING, reading.running),
             (names.WAITING, reading.waiting),
         ):

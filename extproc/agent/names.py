@@ -31,6 +31,12 @@ USED = Metric("kvgate_agent_kv_used_blocks", "gauge", "KV blocks in use as the e
 BLOCK_BYTES = Metric(
     "kvgate_agent_kv_block_bytes", "gauge", "Bytes of one KV block as the engine reports them.", _REPLICA
 )
+FORMULA_RATIO = Metric(
+    "kvgate_agent_kv_formula_ratio",
+    "gauge",
+    "Requests of full length that fit by the engine's report, over those by the model's geometry.",
+    _REPLICA,
+)
 WEIGHTS = Metric(
     "kvgate_agent_weights_and_overhead_bytes",
     "gauge",

@@ -7,6 +7,7 @@ saturated vLLM answers /metrics seconds late and cutting it off each time would 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from extproc.agent.engines.base import Answer
 from extproc.agent.http import Cause, Client, Unreachable
@@ -17,10 +18,14 @@ LATE_S = 5.0
 
 
 class Scraper:
-    """One replica's client; visits never overlap (the loop keeps one task per replica)."""
+    """One replica's clients; visits never overlap (the loop keeps one task per replica).
 
-    def __init__(self, client: Client) -> None:
+    ``elsewhere`` maps paths to the client of another origin (metrics under a port of their own).
+    """
+
+    def __init__(self, client: Client, elsewhere: Mapping[str, Client] | None = None) -> None:
         self._client = client
+        self._elsewhere = elsewhere or {}
 
     async def visit(self, paths: list[str]) -> Scrape:
         """Read the paths in order; never raises for what an engine or the network does."""
@@ -32,7 +37,7 @@ class Scraper:
             try:
                 if left_s <= 0:
                     raise Unreachable(Cause.TIMEOUT)
-                response = await self._client.get(path, left_s)
+                response = await self._elsewhere.get(path, self._client).get(path, left_s)
             except Unreachable as error:
                 # The engine is away or hangs: asking it for more would only add to its load.
                 failures.update(dict.fromkeys(paths[paths.index(path) :], error.cause))
@@ -41,5 +46,6 @@ class Scraper:
         return Scrape(start, time.monotonic(), answers, failures)
 
     async def close(self) -> None:
-        """Give the connection back."""
-        await self._client.close()
+        """Give the connections back."""
+        for client in {self._client, *self._elsewhere.values()}:
+            await client.close()

@@ -22,6 +22,8 @@ WEDGED_S = 30.0
 WEDGED_QUEUE_S = 10.0
 #: Failures that prove that nobody listens there.
 GONE = frozenset({Cause.REFUSED, Cause.RESET})
+#: Visits in a row that got no usable answer after which somebody else's API counts as away.
+SILENT_VISITS = 2
 #: Identities remembered, to tell a restart from several servers behind one URL.
 IDENTITIES = 16
 #: Scrapes that must meet one and the same process before alternation counts as over.
@@ -65,7 +67,7 @@ class ReplicaWatch:
         self.engine = engine
         self.hints = hints
         self.leaving = False
-        self.device_lost = False
+        self._device_lost = False
         self.reading: Reading | None = None
         self.cause: str | None = None
         self.scrapes = self.failures = self.restarts = 0
@@ -85,6 +87,17 @@ class ReplicaWatch:
         self._last_progress: float | None = None
         self._due: dict[str, int] = {}
         self._alternating = 0
+        self._silent = 0
+
+    def devices(self, *, lost: bool, mono_s: float, offset_s: float) -> None:
+        """Whether a device of the replica is lost now.
+
+        What was reserved before the loss is void: the engine's memory went with the device, and until the device is
+        believed again nothing new is admitted.
+        """
+        if lost and not self._device_lost:
+            self._void_before(mono_s + offset_s)
+        self._device_lost = lost
 
     def due(self) -> list[str]:
         """The paths to read this round: the quick ones always, the others when their turn comes."""
@@ -105,6 +118,7 @@ class ReplicaWatch:
         if failed:
             self._failed(next(iter(failed.values())), scrape)
             return
+        self._silent = 0
         self._cached.update(scrape.answers)
         for path in scrape.failures:  # an optional endpoint: its old answer is no longer true
             self._cached.pop(path, None)
@@ -137,8 +151,9 @@ class ReplicaWatch:
             state=state,
             scrape_start_at_s=start + offset_s,
             scrape_end_at_s=end + offset_s,
-            # A pool of no blocks is an engine that is still loading: unknown, never full for ever.
-            capacity_blocks=reading.capacity_blocks or None,
+            # A pool of no blocks is an engine that is still loading: unknown, never full for ever. Only of somebody
+            # else's API nothing is ours.
+            capacity_blocks=0 if self.engine.outside else reading.capacity_blocks or None,
             block_tokens=reading.block_tokens,
             used_blocks=reading.used_blocks,
             shows_used=reading.shows_used,
@@ -155,7 +170,7 @@ class ReplicaWatch:
 
     def state(self, mono_s: float) -> ReplicaState:
         """What the replica is at ``mono_s``; an old reading makes it unknown, never empty."""
-        if self.device_lost:
+        if self._device_lost:
             return ReplicaState.LOST
         if self._state is ReplicaState.READY:
             if self._span is None or mono_s - self._span[1] > self._unknown_s:
@@ -184,7 +199,8 @@ class ReplicaWatch:
         self.cause = cause.value
         self._good = 0
         self._due.clear()
-        if cause in GONE:
+        self._silent += 1
+        if cause in GONE or (self.engine.outside and self._silent >= SILENT_VISITS):
             self._state, self._trusted = ReplicaState.LOST, False
             self._gone_at = scrape.start_mono_s if cause is Cause.REFUSED else self._gone_at
             self._cached.clear()
@@ -199,7 +215,7 @@ class ReplicaWatch:
             return state
         if reading.missing or self._several():
             return ReplicaState.UNKNOWN
-        limit_s = WEDGED_QUEUE_S if reading.running == 0 else WEDGED_S
+        limit_s = WEDGED_QUEUE_S if reading.running == 0 else reading.wedged_after_s or WEDGED_S
         return ReplicaState.WEDGED if flat_s is not None and flat_s >= limit_s else ReplicaState.READY
 
     def _flat_for(self, reading: Reading, mono_s: float) -> float | None:
@@ -222,7 +238,8 @@ class ReplicaWatch:
             return
         self._good += 1
         self._state = ReplicaState.READY
-        if not self._had_trust or self._good >= RECOVERY_SCRAPES:
+        # A remote's visits are far apart: one good one is proof enough.
+        if not self._had_trust or self._good >= (1 if self.engine.outside else RECOVERY_SCRAPES):
             self._trusted = self._had_trust = True
 
     def _follow_identity(self, reading: Reading, scrape: Scrape, *, offset_s: float, wall_s: float) -> bool:
@@ -269,4 +286,7 @@ class ReplicaWatch:
             if not known:
                 return
             started = max(known) + offset_s
-        self._started_at_s = started if self._started_at_s is None else max(self._started_at_s, started)
+        self._void_before(started)
+
+    def _void_before(self, at_s: float) -> None:
+        self._started_at_s = at_s if self._started_at_s is None else max(self._started_at_s, at_s)

@@ -35,18 +35,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--node", metavar="NAME", help="name of this host in the ledger (default: agent.node, else its hostname)"
     )
     parser.add_argument(
-        "--expand-dns",
-        action="append",
-        default=[],
-        metavar="HOST",
-        help="watch every address behind this host name of a replica's URL (a headless service); may be repeated",
-    )
-    parser.add_argument(
         "--only",
         action="append",
         default=[],
         metavar="REPLICA",
-        help="watch only this replica (default: all local ones of the file); may be repeated",
+        help="watch only this replica or remote target (default: all of the file); may be repeated",
     )
     parser.add_argument(
         "--unified-device",
@@ -71,7 +64,7 @@ async def serve(config: Config, path: str | Path, args: argparse.Namespace) -> N
     node = args.node or config.agent.node or socket.gethostname()
     ledger = await open_ledger(config)
     devices = DeviceWatch(sources(node, unified=frozenset(args.unified_device)))
-    agent = Agent(ledger, discovery(config, path, args.expand_dns, args.only), devices, settings(config, node))
+    agent = Agent(ledger, discovery(config, path, args.only), devices, settings(config, node))
     admin = AdminServer(routes(agent))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -111,7 +104,6 @@ def settings(config: Config, node: str) -> Settings:
     )
 
 
-def discovery(config: Config, path: str | Path, hosts: Sequence[str] = (), only: Sequence[str] = ()) -> Discovery:
-    """The file, watched, restricted to ``only`` and expanded by DNS where asked."""
-    source: Discovery = WatchedFile(path, config, only=frozenset(only))
-    return Dns(source, frozenset(hosts)) if hosts else source
+def discovery(config: Config, path: str | Path, only: Sequence[str] = ()) -> Discovery:
+    """The file, watched, restricted to ``only``, with DNS names expanded where it says so."""
+    return Dns(WatchedFile(path, config, only=frozenset(only)))

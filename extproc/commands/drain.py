@@ -7,6 +7,7 @@ import asyncio
 import sys
 
 from extproc.config import Config, load
+from extproc.gateway.names import replica_cluster
 from extproc.local.reach import reached
 
 HELP = "stop or resume new work on a replica"
@@ -23,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     """0 done, 1 no such replica."""
     config = load(args.config)
     known = [replica.name for _, _, replica in config.local_replicas()]
-    if args.replica not in known:
+    if replica_cluster(args.replica, config.discovered()) not in known:
         choice = f"choose from {', '.join(known)}" if known else "the file has no local replica at all; add one"
         print(f"{args.config}: no replica is named {args.replica!r}; {choice}", file=sys.stderr)
         return 1

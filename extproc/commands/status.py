@@ -14,6 +14,7 @@ from typing import Any
 
 from extproc.config import Config, load
 from extproc.errors import ConfigError, LedgerDown
+from extproc.gateway.names import replica_cluster
 from extproc.ledger.base import LedgerSnapshot, LiveReservation, ReplicaState, ReplicaView
 from extproc.ledger.redis import RedisLedger
 from extproc.local.reach import away, reached
@@ -111,8 +112,9 @@ def _complete(snapshot: LedgerSnapshot, config: Config) -> LedgerSnapshot:
     """
     targets = {replica.name: target for target, _, replica in config.local_replicas()}
     found = {name: replace(v, target=v.target or targets.get(name, "")) for name, v in snapshot.replicas.items()}
+    absent = set(targets) - {replica_cluster(name, config.discovered()) for name in found}
     for name, target in targets.items():
-        if name not in found:
+        if name in absent:
             found[name] = ReplicaView(
                 report=None,
                 replica=name,

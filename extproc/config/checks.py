@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 from extproc.config import forms
-from extproc.config.models import FATAL_OVERFLOW, PREALLOCATING, Config, Lane
+from extproc.config.models import FATAL_OVERFLOW, PREALLOCATING, Config, Lane, Replica
 from extproc.ledger.address import parse
 
 #: Part of Envoy's message timeout left for parsing, encoding and the socket after counting and the ledger call.
@@ -37,6 +38,11 @@ def check(config: Config) -> list[str]:
         *(f"ledger.url: {line}" for line in _ledger(config.ledger.url)),
         *worker_problems(config, config.serve.listen, config.serve.admin, config.serve.workers),
         *_targets(config),
+        *(
+            f"targets.{name}.replicas.{replica.name}.{line}"
+            for name, _, replica in config.local_replicas()
+            for line in _discovered(config, replica)
+        ),
         *_lanes(config),
         *_aliases(config),
         *_deadlines(config),
@@ -71,6 +77,10 @@ def warnings(config: Config) -> list[str]:
         for name, model in config.models.items()
         if model.tokenizer is None
     ]
+    if config.no_agent == "ledgerOnly" and (found := config.discovered()):
+        lines.append(
+            f"noAgent: `ledgerOnly` has no meaning for {', '.join(found)}: without an agent nothing is discovered"
+        )
     if config.ledger.url == "embedded":
         lines.append("ledger.url: `embedded` works with `kvgate up` only; `kvgate serve` needs a redis:// address")
     if config.serve.listen.endswith(":0"):
@@ -205,6 +215,19 @@ def _targets(config: Config) -> Iterator[str]:
             yield f"targets: the name {cluster!r} is used by {times} replicas or remote targets; make each unique"
         if cluster.startswith(INTERNAL_PREFIX):
             yield f"targets: the replica name {cluster!r} is reserved; rename it"
+
+
+def _discovered(config: Config, replica: Replica) -> Iterator[str]:
+    """What contradicts `discover`: its replicas are found by the agent, and told apart by ``NAME@ADDRESS``."""
+    if replica.discover is None:
+        base, at, _ = replica.name.rpartition("@")
+        if at and base in config.discovered():
+            yield f"name: {replica.name!r} is the form of what is found under {base!r}; rename it"
+        return
+    if forms.literal(urlsplit(replica.url).hostname or ""):
+        yield "discover: the URL has an address, which names one engine; write a name or remove `discover`"
+    if replica.devices:
+        yield "devices: belong to one engine, and `discover` finds many; remove one of the two"
 
 
 def _lanes(config: Config) -> Iterator[str]:

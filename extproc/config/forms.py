@@ -136,6 +136,11 @@ def bare_host(text: str) -> bool:
     return _is_ip(text, ipaddress.IPv6Address) or (host(text) and not text.startswith("["))
 
 
+def literal(text: str) -> bool:
+    """Whether ``text`` is an address, IPv6 without brackets, and not a name."""
+    return _is_ip(text, ipaddress.IPv4Address) or _is_ip(text, ipaddress.IPv6Address)
+
+
 def server_name(text: str) -> str:
     """The host that a certificate names, IPv6 without brackets."""
     if not bare_host(text):

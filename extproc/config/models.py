@@ -136,10 +136,16 @@ class Model(Section):
 
 
 class Replica(Section):
-    """One running engine instance of a target; ``kv_tokens`` is its pool where no agent can read it."""
+    """One running engine instance of a target; ``kv_tokens`` is its pool where no agent can read it.
+
+    ``metrics_url`` is where its metrics are served if that is not under ``url`` (Triton's metrics port). With
+    ``discover`` it stands for many: one replica ``NAME@ADDRESS`` behind every address of the URL's host.
+    """
 
     name: Name
     url: HttpUrl
+    discover: Literal["dns"] | None = None
+    metrics_url: HttpUrl | None = None
     devices: tuple[Printable, ...] = Field(default=(), strict=False)
     kv_tokens: Count | None = None
     max_sequences: Count | None = None
@@ -311,6 +317,10 @@ class Config(Section):
         copy = self.model_copy()
         copy._where = where
         return copy
+
+    def discovered(self) -> dict[str, Replica]:
+        """The replicas that stand for as many as are found, by name."""
+        return {replica.name: replica for _, _, replica in self.local_replicas() if replica.discover is not None}
 
     def local_replicas(self) -> tuple[tuple[str, Target, Replica], ...]:
         """Every local replica with its target's name, in the file's order."""

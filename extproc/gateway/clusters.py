@@ -14,7 +14,7 @@ from extproc.config import Config, Target
 from extproc.config.checks import worker_addresses
 from extproc.gateway import names
 from extproc.gateway.pieces import Origin, address, assignment, seconds, socket, typed
-from extproc.gateway.protos import cluster, core, endpoint, envoy_type, matcher, tls, upstream_http
+from extproc.gateway.protos import cluster, core, endpoint, envoy_type, matcher, tls, type_metadata, upstream_http
 from extproc.gateway.upstream import attempt_filters
 
 HTTP_OPTIONS_KEY = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -26,6 +26,8 @@ ACCESS_LOG_RETRIES = 1000
 #: Concurrency towards one engine is kvgate's to decide, so Envoy's own breaker must never be the limit.
 ENGINE_REQUESTS = 4096
 ENGINE_RETRIES = 256
+#: The same for all engines found under one name.
+FOUND_REQUESTS = 65_536
 #: A dead peer is noticed within interval + timeout.
 KEEPALIVE_S, KEEPALIVE_TIMEOUT_S = 5, 2
 HEALTH_INTERVAL_S, HEALTH_TIMEOUT_S = 0.5, 0.5
@@ -64,12 +66,20 @@ class Upstream:
     target: Target
     urls: tuple[str, ...]
     max_requests: int = ENGINE_REQUESTS
+    chosen: bool = False  # kvgate names the endpoint of each request: the replicas are found, not configured
 
 
 def upstreams(config: Config) -> tuple[Upstream, ...]:
     """Every engine cluster in the order of the file, local replicas first."""
     local = [
-        Upstream(names.replica_cluster(replica.name), name, target, (replica.url,))
+        Upstream(
+            names.replica_cluster(replica.name),
+            name,
+            target,
+            (replica.url,),
+            ENGINE_REQUESTS if replica.discover is None else FOUND_REQUESTS,
+            replica.discover is not None,
+        )
         for name, target, replica in config.local_replicas()
     ]
     remote = [
@@ -87,7 +97,7 @@ def open_upstream(config: Config) -> Upstream | None:
         return None
     mine = [u for u in upstreams(config) if u.target_name == posture.target]
     urls = tuple(url for u in mine for url in u.urls)
-    return replace(mine[0], cluster=names.CLUSTER_OPEN, urls=urls, max_requests=posture.max_requests)
+    return replace(mine[0], cluster=names.CLUSTER_OPEN, urls=urls, max_requests=posture.max_requests, chosen=False)
 
 
 def clusters(config: Config) -> Iterator[cluster.Cluster]:
@@ -116,7 +126,7 @@ def engine_cluster(config: Config, upstream: Upstream) -> cluster.Cluster:
         ),
         http_filters=attempt_filters(config, target, prefix=first.prefix),
     )
-    return cluster.Cluster(
+    made = cluster.Cluster(
         name=upstream.cluster,
         type=_discovery([o.host for o in origins], one=target.remote),
         connect_timeout=seconds(CONNECT_TIMEOUT_REMOTE_S if target.remote else CONNECT_TIMEOUT_LOCAL_S),
@@ -140,6 +150,23 @@ def engine_cluster(config: Config, upstream: Upstream) -> cluster.Cluster:
         transport_socket=_tls(target, first) if first.tls else None,
         typed_extension_protocol_options={HTTP_OPTIONS_KEY: typed(options)},
     )
+    return _at_the_chosen_endpoint(made) if upstream.chosen else made
+
+
+def _at_the_chosen_endpoint(made: cluster.Cluster) -> cluster.Cluster:
+    """The cluster without endpoints of its own: each request goes to the address in kvgate's metadata, or nowhere.
+
+    Envoy resolves nothing here, so what it reaches can never differ from what the agent measured and kvgate chose.
+    """
+    made.type = cluster.ClusterDiscoveryType.ORIGINAL_DST
+    made.lb_policy = cluster.ClusterLbPolicy.CLUSTER_PROVIDED
+    made.load_assignment = None
+    made.original_dst_lb_config = cluster.ClusterOriginalDstLbConfig(
+        metadata_key=type_metadata.MetadataKey(
+            key=names.DECISION_NAMESPACE, path=[type_metadata.MetadataKeyPathSegment(key=names.KEY_ENDPOINT)]
+        )
+    )
+    return made
 
 
 def _discovery(hosts: list[str], *, one: bool) -> cluster.ClusterDiscoveryType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from extproc.config import Config
-from extproc.gateway import names, replies, usage
+from extproc.gateway import names, quota, replies, usage
 from extproc.gateway.pieces import (
     address,
     envoy_grpc,
@@ -186,7 +186,11 @@ def _attempt_log() -> accesslog.AccessLog:
     return _log(
         _types(LOG_TYPE.UpstreamEnd),
         names.LOG_ATTEMPT,
-        grpc_accesslog.HttpGrpcAccessLogConfig(additional_request_headers_to_log=[names.HEADER_RID]),
+        grpc_accesslog.HttpGrpcAccessLogConfig(
+            additional_request_headers_to_log=[names.HEADER_RID],
+            # What a remote API says of its limits.
+            additional_response_headers_to_log=list(quota.HEADERS),
+        ),
     )
 
 

@@ -6,7 +6,8 @@ typed Envoy configuration. docs/protocol.md describes each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from urllib.parse import urlsplit
 
 # ---- dynamic metadata ------------------------------------------------------------------------------------
 
@@ -22,6 +23,8 @@ KEY_DECISION = "decision"
 KEY_TARGET = "target"
 KEY_LANE = "lane"
 KEY_REASON = "reason"
+#: Where the chosen replica listens, if it was found (``discover``); else its name.
+KEY_ENDPOINT = "endpoint"
 #: Value of ``decision`` that marks an answer as kvgate's own, so that Envoy's local-reply rules leave it alone.
 DECISION_REJECT = "reject"
 
@@ -87,9 +90,27 @@ ROUTE_UNDECIDED = "undecided"
 ROUTE_MODELS = "models"
 
 
-def replica_cluster(replica: str) -> str:
-    """The Envoy cluster of a local replica: its name."""
-    return replica
+def member(replica: str, address: str) -> str:
+    """The name of the engine at ``address`` that was found under a replica with `discover`."""
+    return f"{replica}@{address}"
+
+
+def replica_cluster(replica: str, discovered: Collection[str] = ()) -> str:
+    """The Envoy cluster of a local replica: its name, or the name in ``discovered`` that it was found under."""
+    base, at, _ = replica.rpartition("@")
+    return base if at and base in discovered else replica
+
+
+def port_of(url: str) -> int:
+    """The port of an engine's URL, that of its scheme where none is written."""
+    parts = urlsplit(url)
+    return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def member_endpoint(replica: str, port: int) -> str:
+    """Where a found replica listens, ``ADDRESS:PORT``: the value of ``endpoint`` by which Envoy reaches exactly it."""
+    address = replica.rpartition("@")[2]
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def remote_cluster(target: str) -> str:

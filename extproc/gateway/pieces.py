@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from urllib.parse import urlsplit
 
+from extproc.gateway import names
 from extproc.gateway.protos import (
     Any,
     betterproto2,
@@ -110,7 +111,7 @@ class Origin:
         return cls(
             tls=tls,
             host=parts.hostname or "",
-            port=parts.port or (443 if tls else 80),
+            port=names.port_of(url),
             authority=parts.netloc.rpartition("@")[2],
             prefix=parts.path.rstrip("/").removesuffix("/v1"),
         )

@@ -13,10 +13,12 @@ import pytest
 from extproc.agent.devices.watch import DeviceWatch
 from extproc.agent.discovery import Endpoint, Static
 from extproc.agent.engines.base import Hints
+from extproc.agent.engines.vllm import PAUSED_ROUNDS
 from extproc.agent.loop import Agent, Settings
 from extproc.ledger.base import Candidate, ReplicaState, ReserveRequest
 from extproc.ledger.inmemory import InMemoryLedger
 from extproc.local import tiny_model
+from extproc.local.client import request
 from extproc.types import Need
 from tests.engines.vllm_server import BLOCK_TOKENS, BLOCKS, MAX_MODEL_TOKENS, complete, vllm
 
@@ -33,6 +35,14 @@ def agent_for(url: str, ledger: InMemoryLedger) -> Agent:
     """An agent that watches one vLLM and no device."""
     endpoint = Endpoint("r0", "tiny", "vllm", url, Hints(served_model="tiny"))
     return Agent(ledger, Static([endpoint]), DeviceWatch([]), Settings("node-a", "one"))
+
+
+async def states_after(port: int, path: str, agent: Agent) -> ReplicaState:
+    """The state published once the agent has had every chance to see what this POST did."""
+    assert (await request(port, "POST", path, timeout_s=60.0)).status == 200
+    for _ in range(PAUSED_ROUNDS + 1):
+        await agent.round()
+    return agent.published[0].state
 
 
 async def test_figures_equal_what_vllm_logs_and_counts(model: Path, tmp_path: Path) -> None:
@@ -55,6 +65,7 @@ async def test_figures_equal_what_vllm_logs_and_counts(model: Path, tmp_path: Pa
             await asyncio.sleep(0.5)
         await agent.round()
         after, rates = agent.published[0], agent.watches[0].rates()
+        paused = [await states_after(server.port, path, agent) for path in ("/pause", "/resume")]
         reading = agent.watches[0].reading
         await agent.close()
         log = server.log.read_text()
@@ -75,6 +86,7 @@ async def test_figures_equal_what_vllm_logs_and_counts(model: Path, tmp_path: Pa
     assert reading is not None
     assert reading.counters.prompt_tokens == sum(u["prompt_tokens"] for u in usage) == 12 * 1500  # type: ignore[index]
     assert reading.counters.output_tokens == sum(u["completion_tokens"] for u in usage) == 12 * 1500  # type: ignore[index]
+    assert paused == [ReplicaState.DRAINING, ReplicaState.READY]
     # 12 x 3,000 tokens on a pool of 16,352: without kvgate in front vLLM has to preempt.
     assert after.preemptions_total is not None
     assert after.preemptions_total > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -37,7 +38,16 @@ class Parts:
     def __init__(self) -> None:
         self.now_s = 1_800_000_000.0
         config = Config.model_validate(
-            {"targets": {"big": {"engine": "vllm", "replicas": [{"name": "big-0", "url": "http://127.0.0.1:1"}]}}}
+            {
+                "targets": {
+                    "big": {"engine": "vllm", "replicas": [{"name": "big-0", "url": "http://127.0.0.1:1"}]},
+                    "pool": {
+                        "engine": "vllm",
+                        "replicas": [{"name": "pool", "url": "http://engines:1", "discover": "dns"}],
+                    },
+                    "far": {"engine": "openai", "url": "https://127.0.0.1:2"},
+                }
+            }
         )
         self.ledger = InMemoryLedger(self.clock_s, periodic_s=1.0)
         self.completion = Completion(
@@ -47,11 +57,11 @@ class Parts:
     def clock_s(self) -> float:
         return self.now_s
 
-    async def reserve(self, rid: str, began_us: int) -> Identity:
+    async def reserve(self, rid: str, began_us: int, replica: str = "big-0") -> Identity:
         """A reservation of ten blocks under the request id that this client sends with everything."""
         who = Identity(rid, ENVOY, "same", exchange_id("same", began_us))
         need = Need(kv_blocks=10, input_blocks=5, kv_bytes=0, prefill_tokens=0, sequences=1)
-        place = Candidate("big", "big-0", False, need, static_capacity_blocks=100, watermark=0.0)
+        place = Candidate("big", replica, False, need, static_capacity_blocks=100, watermark=0.0)
         result = await self.ledger.reserve(
             ReserveRequest(rid, "lane", ENVOY, who.exchange_id, "chat:s:-:none", 80, 80, 80, candidates=[place])
         )
@@ -116,3 +126,37 @@ async def test_silence_counts_from_when_an_envoy_is_heard() -> None:
     assert parts.completion.listened(parts.now_s) == (SILENCE_S, ("early",))
     parts.completion.detach("early")
     assert parts.completion.listened(parts.now_s) == (None, ())
+
+
+def attempt(cluster: str, *, status: int = 200, closed_for_s: float | None = None, rid: str = "mine") -> LogRecord:
+    """The end of one attempt at ``cluster``."""
+    return replace(
+        over(BEGAN_US), kind=EntryKind.ATTEMPT_END, rid=rid, cluster=cluster, status=status, closed_for_s=closed_for_s,
+        how=Ended.COMPLETE if status == 200 else Ended.UPSTREAM_ERROR,
+    )  # fmt: skip
+
+
+async def test_a_remote_that_wants_no_more_is_told_to_everybody_once_a_second() -> None:
+    """The ledger shows it as draining for as long as it said; nothing is told of a local engine's 429."""
+    parts = Parts()
+    parts.completion.record(attempt("far", status=429, closed_for_s=7.0), ENVOY)
+    parts.completion.record(attempt("big-0", status=429, closed_for_s=7.0), ENVOY)
+    await parts.completion.flush()
+    assert {name: view.state for name, view in (await parts.ledger.snapshot()).replicas.items()} == {"far": "draining"}
+    parts.now_s += 0.5
+    parts.completion.record(attempt("far", status=429, closed_for_s=60.0), ENVOY)
+    await parts.completion.flush()
+    parts.now_s += 7.0
+    assert (await parts.ledger.snapshot()).replicas["far"].state == "unknown"
+
+
+async def test_an_attempt_at_found_replicas_ends_the_reservation_at_the_one_it_reached() -> None:
+    """Envoy's log names their common cluster; a plan has one local place, so it is the reserved one."""
+    parts = Parts()
+    await parts.reserve("mine", BEGAN_US, "pool@10.0.0.7")
+    parts.completion.record(attempt("far", rid="mine"), ENVOY)
+    await parts.completion.flush()
+    assert len(await parts.ledger.reservations("pool@10.0.0.7")) == 1
+    parts.completion.record(attempt("pool", rid="mine"), ENVOY)
+    await parts.completion.flush()
+    assert await parts.ledger.reservations("pool@10.0.0.7") == []

@@ -115,6 +115,17 @@ def test_other_kinds_prove_nothing(kind: int) -> None:
     assert read(entry(kind), NOW_S) is None
 
 
+def test_an_attempt_tells_what_the_api_says_of_its_limits() -> None:
+    """A 429 with its time, a limit at zero on a good answer; nothing for the rest and for whole exchanges."""
+    spent = entry(pb.UpstreamEnd, status=429)
+    spent.response.response_headers["retry-after"] = "7"
+    last = entry(pb.UpstreamEnd)
+    last.response.response_headers.update({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "2s"})
+    whole = entry(pb.DownstreamEnd, status=429)
+    records = [read(each, NOW_S) for each in (spent, last, entry(pb.UpstreamEnd), whole)]
+    assert [record.closed_for_s for record in records if record is not None] == [7.0, 2.0, None, None]
+
+
 def test_an_attempt_is_known_by_its_header() -> None:
     """Per-attempt entries carry no metadata; the rid comes from the logged request header."""
     made = entry(pb.UpstreamEnd)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from extproc.candidates import (
@@ -14,8 +16,9 @@ from extproc.candidates import (
     Planner,
 )
 from extproc.config.models import Config, Lane
+from extproc.ledger.base import ReplicaState, ReplicaView
 from extproc.memory import KvModel
-from extproc.types import TokenCount
+from extproc.types import Reason, TokenCount
 
 LANE = Lane()
 
@@ -34,14 +37,21 @@ def planner(replicas: int) -> Planner:
     return Planner(config, lambda target, block: KvModel.tokens_only(block or 16, target, "vllm", 1))
 
 
-def rounds(replicas: int, *, forecast: Forecast | None = None, exact: bool = True, **more: object) -> list[list[Place]]:
+def rounds(
+    replicas: int,
+    *,
+    forecast: Forecast | None = None,
+    exact: bool = True,
+    view: Callable[[str], ReplicaView | None] = lambda _: None,
+    **more: object,
+) -> list[list[Place]]:
     """The lists for a request of 160 tokens in and up to 80 out."""
     count = TokenCount((160,), "exact")
     ask = Ask(count, 1, 80, 0, exact, True)
     chain = ["big", "small", "far"]
     return list(
         planner(replicas).rounds(
-            chain, LANE, dict.fromkeys(chain, ask), lambda _: forecast or Forecast(), lambda _: None,
+            chain, LANE, dict.fromkeys(chain, ask), lambda _: forecast or Forecast(), view,
             lambda name: (0, 0, float(name.rpartition("-")[2])), **more,  # type: ignore[arg-type]
         )
     )  # fmt: skip
@@ -59,6 +69,61 @@ def test_a_targets_other_replicas_come_before_the_next_target() -> None:
     assert [place.replica for place in first] == [f"big-{n}" for n in range(FIRST_PER_TARGET)]
     assert [place.replica for place in second[-3:]] == [f"big-{MAX_PER_TARGET - 1}", "small-0", "far"]
     assert len(first) + len(second) == MAX_PER_TARGET + 2
+
+
+def seen(state: ReplicaState) -> ReplicaView:
+    """What the ledger shows of a remote in this state."""
+    zeros = dict.fromkeys(("reserved_blocks", "sequences", "reservations", "orphaned", "over_admissions"), 0)
+    return ReplicaView(
+        report=None, replica="far", target="far", state=state, age_s=1.0, foreign_blocks=None, committed_blocks=0,
+        headroom_blocks=None, prefill_level_tokens=0.0, **zeros,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "refused_by"),
+    [
+        (None, None),
+        (ReplicaState.READY, None),
+        (ReplicaState.STALE, None),
+        (ReplicaState.UNKNOWN, None),
+        (ReplicaState.LOST, Reason.UNKNOWN_STATE),
+        (ReplicaState.DRAINING, Reason.NOT_READY),
+    ],
+)
+def test_only_what_was_seen_closes_a_remote(state: ReplicaState | None, refused_by: Reason | None) -> None:
+    """Remotes need no report; one that says away or out of quota takes them out for now."""
+    (only,) = rounds(1, view=lambda name: seen(state) if state is not None and name == "far" else None)
+    place = only[-1]
+    assert (place.replica, place.refused_by, place.candidate is None) == ("far", refused_by, refused_by is not None)
+
+
+def test_found_replicas_stand_where_their_name_stands() -> None:
+    """`discover`: every member is asked for, with the settings of the one in the file; none known is a refusal for now."""
+    config = Config.model_validate({
+        "targets": {"big": {"engine": "vllm", "replicas": [
+            {"name": "pool", "url": "http://engines:1", "discover": "dns", "kvTokens": 1600},
+            {"name": "own", "url": "http://127.0.0.1:1", "kvTokens": 1600},
+        ]}},
+        "noAgent": "ledgerOnly",
+    })  # fmt: skip
+    made = Planner(config, lambda target, block: KvModel.tokens_only(block or 16, target, "vllm", 1))
+    ask = {"big": Ask(TokenCount((160,), "exact"), 1, 80, 0, True, True)}
+
+    def names(*found: str) -> list[tuple[str, Reason | None]]:
+        places = made.rounds(
+            ["big"], LANE, ask, lambda _: Forecast(), lambda _: None, lambda name: (0, 0, float(name == "own")),
+            members=lambda name: found if name == "pool" else (),
+        )  # fmt: skip
+        return [(place.replica, place.refused_by) for these in places for place in these]
+
+    assert names("pool@10.0.0.1", "pool@fd00::2") == [("pool@10.0.0.1", None), ("pool@fd00::2", None), ("own", None)]
+    assert names() == [("own", None)]
+    alone = Config.model_validate(
+        {"targets": {"big": {"engine": "vllm", "replicas": [{"name": "pool", "url": "http://e:1", "discover": "dns"}]}}}
+    )
+    made = Planner(alone, lambda target, block: KvModel.tokens_only(block or 16, target, "vllm", 1))
+    assert names() == [("big", Reason.UNKNOWN_STATE)]
 
 
 def test_promised_blocks_belong_to_their_replica() -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
 from extproc.agent.exposition import Exposition, Sample, normalise
+from extproc.memory import KvModel
 
 #: No engine has more blocks, tokens or requests than this; a larger figure is a fault, not a reading.
 ABSURD = 2.0**48
@@ -24,7 +25,7 @@ class Availability(StrEnum):
 
     SERVING = "serving"
     STARTING = "starting"  # process up, model not loaded
-    ASLEEP = "asleep"  # vLLM's sleep mode: requests hang without an error
+    ASLEEP = "asleep"  # vLLM asleep or paused: requests hang without an error
     DRAINING = "draining"
     UNHEALTHY = "unhealthy"  # answers, but says it is broken
 
@@ -51,21 +52,31 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One path to read; ``every`` counts rounds (facts that change only with a restart are read rarely)."""
+    """One path to read; ``every`` counts rounds (facts that change only with a restart are read rarely).
+
+    ``metrics``: may stand under a URL of its own (a replica's ``metricsUrl``).
+    """
 
     path: str
     every: int = 1
     required: bool = True
+    metrics: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What the configuration says about a replica; it fills in what the engine does not show."""
+    """What the configuration says about a replica; it fills in what the engine does not show.
+
+    ``kv`` is the cost model by which requests are counted, for a reported block size; None where no geometry is named
+    or it cannot be read on this host. ``by_geometry``: one is named, so requests are counted by it elsewhere.
+    """
 
     served_model: str | None = None
     kv_tokens: int | None = None
     max_sequences: int | None = None
     max_model_tokens: int | None = None
+    kv: Callable[[int | None], KvModel] | None = None
+    by_geometry: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +124,9 @@ class Reading:
 
     ``identity`` differs between two processes of the same engine; ``started_unix_s`` is the process' start on
     its host's wall clock. ``missing`` names required signals that were not there; ``notes`` are hints for the
-    operator (stable strings); ``aliases`` which of several names a signal was found under.
+    operator (stable strings); ``aliases`` which of several names a signal was found under. ``closed_for_s``: the
+    engine wants no more for so long. ``formula_ratio``: requests of full length that fit by the engine's report, over
+    those that fit by the geometry. ``wedged_after_s``: how long its progress may stand still, where that is unusual.
     """
 
     availability: Availability
@@ -134,6 +147,9 @@ class Reading:
     aliases: Mapping[str, str] = field(default_factory=dict)
     bad_lines: int = 0
     kv_bytes_per_block: int | None = None
+    closed_for_s: float | None = None
+    formula_ratio: float | None = None
+    wedged_after_s: float | None = None
 
 
 class Engine(Protocol):
@@ -142,6 +158,11 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """The engine's name in the configuration."""
+        ...
+
+    @property
+    def outside(self) -> bool:
+        """Somebody else's API: seldom visited, nothing required of it, and silent twice is away."""
         ...
 
     @property

@@ -36,10 +36,11 @@ class LlamaCpp:
     """The row of llama-server."""
 
     name = "llamacpp"
+    outside = False
     endpoints = (
         Endpoint("/health"),
         Endpoint("/slots", required=False),
-        Endpoint("/metrics", required=False),
+        Endpoint("/metrics", required=False, metrics=True),
         Endpoint("/props", every=10),
     )
 

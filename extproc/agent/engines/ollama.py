@@ -20,6 +20,7 @@ class Ollama:
     """The row of Ollama's server."""
 
     name = "ollama"
+    outside = False
     endpoints = (Endpoint("/api/ps"), Endpoint("/api/tags", every=10, required=False))
 
     def read(self, answers: Mapping[str, Answer], hints: Hints) -> Reading:

@@ -19,7 +19,7 @@ SGLANG = Row(
     name="sglang",
     endpoints=(
         Endpoint("/health"),
-        Endpoint("/metrics"),
+        Endpoint("/metrics", metrics=True),
         Endpoint("/get_server_info", every=10, required=False),
         Endpoint("/server_info", every=10, required=False),
         Endpoint("/v1/models", every=10, required=False),
@@ -74,13 +74,13 @@ TRTLLM = Row(
     endpoints=(
         Endpoint("/health", required=False),
         Endpoint("/v2/health/ready", required=False),
-        Endpoint("/prometheus/metrics", required=False),
-        Endpoint("/metrics", required=False),
+        Endpoint("/prometheus/metrics", required=False, metrics=True),
+        Endpoint("/metrics", required=False, metrics=True),
         Endpoint("/v1/models", every=10, required=False),
     ),
     health=("/health", "/v2/health/ready"),
     metrics=("/prometheus/metrics", "/metrics"),
-    metrics_hint="no TensorRT-LLM metrics under this URL (Triton serves them on its metrics port)",
+    metrics_hint="no TensorRT-LLM metrics under this URL (Triton serves them on its metrics port: set metricsUrl)",
     rank="rank",
     running=_s(
         "trtllm_num_requests_running",
@@ -106,16 +106,26 @@ TRTLLM = Row(
         "decode_steps": _s("trtllm_time_per_output_token_seconds_count"),
         "decode_s": _s("trtllm_time_per_output_token_seconds_sum"),
     },
-    # trtllm-serve shows nothing that moves while a request runs, so there a stuck engine looks like a long answer.
+    # Triton counts iterations. trtllm-serve has nothing of the kind, but a running sequence takes a block every 32
+    # tokens and gives all of them back at its end, so its blocks and counts move within a minute unless it is stuck.
     progress=("iterations",),
-    progress_signals={"iterations": _s("nv_trt_llm_general_metrics{general_type=iteration_counter}")},
+    progress_otherwise=("finished", "ttft_count", "decode_steps", "blocks"),
+    progress_signals={
+        "iterations": _s("nv_trt_llm_general_metrics{general_type=iteration_counter}"),
+        "blocks": _s(
+            "trtllm_kv_cache_used_blocks",
+            "trtllm_kv_cache_utilization",
+            "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=used}",
+        ),
+    },
+    wedged_after_s=60.0,
     # Triton before 25.03 shows no waiting requests.
     required=("capacity", "used", "running"),
 )
 
 TGI = Row(
     name="tgi",
-    endpoints=(Endpoint("/health"), Endpoint("/metrics"), Endpoint("/info", every=10, required=False)),
+    endpoints=(Endpoint("/health"), Endpoint("/metrics", metrics=True), Endpoint("/info", every=10, required=False)),
     rank="",
     running=_s("tgi_batch_current_size"),
     waiting=_s("tgi_queue_size"),

@@ -32,6 +32,8 @@ from extproc.agent.engines.base import (
 )
 from extproc.agent.exposition import Exposition, parse
 
+#: No ratio of small whole numbers comes near it.
+GOLDEN = 0.6180339887498949
 #: A figure the engine has no metric for.
 NOT_SHOWN = Signal(())
 #: Where a JSON figure stands: the endpoint's path, then the steps inside its body.
@@ -44,7 +46,8 @@ class Row:
 
     ``capacity_tokens``/``capacity_blocks``, ``used_tokens``/``used_blocks``/``usage`` (a fraction): whichever the
     engine shows. ``capacity_label``: an info metric with its labels for blocks and block size. ``required`` names
-    the signals without which the replica is unknown. ``metrics`` lists paths of which the first good one is read.
+    the signals without which the replica is unknown. ``progress`` names what moves while work is in flight,
+    ``progress_otherwise`` what changes then where none of these is shown. ``metrics`` lists paths of which the first good one is read.
     """
 
     name: str
@@ -69,14 +72,18 @@ class Row:
     block_tokens_default: int = 1
     counters: Mapping[str, Signal] = field(default_factory=dict)
     progress: tuple[str, ...] = ()
+    progress_otherwise: tuple[str, ...] = ()
     progress_signals: Mapping[str, Signal] = field(default_factory=dict)
     required: tuple[str, ...] = ("capacity", "used", "running", "waiting")
     metrics_hint: str = ""
     started: tuple[str, ...] = ("process_start_time_seconds",)
+    wedged_after_s: float | None = None
 
 
 class TableEngine:
     """One row as an ``Engine``."""
+
+    outside = False
 
     def __init__(self, row: Row) -> None:
         self.row = row
@@ -130,6 +137,7 @@ class TableEngine:
             missing=tuple(name for name in row.required if found[name] is None),
             notes=tuple(notes),
             bad_lines=exposition.bad_lines,
+            wedged_after_s=row.wedged_after_s,
         )
 
     def _block_tokens(self, exposition: Exposition, json: Mapping[str, object]) -> int:
@@ -184,6 +192,10 @@ class TableEngine:
             groups = self._first_name(exposition, signal)
             found[name] = math.fsum(groups.values()) if groups else None
         progress = added(*(found.get(name) for name in self.row.progress))
+        if progress is None:
+            # A gauge among these may fall while a counter rises: unequal weights keep the sum from standing still.
+            weighted = [(1.0 + GOLDEN * at, found.get(name)) for at, name in enumerate(self.row.progress_otherwise)]
+            progress = added(*(None if value is None else weight * value for weight, value in weighted))
         for name in self.row.progress_signals:
             found.pop(name)
         prompt, computed = found.get("prompt_tokens"), found.get("computed_tokens")

@@ -2,7 +2,9 @@
 
 Pool: ``cache_config_info`` gives blocks (one of them the null block, never handed out) and the block size.
 On hybrid models the ``block_size`` label is the smallest of several groups and blocks are no measure of
-tokens (vllm#51163); there the pool is ``kv_cache_max_concurrency`` x max_model_len, in blocks of that label.
+tokens (vllm#51163). With a geometry requests are counted group by group in the engine's own blocks, so those are the
+pool; should the engine fit fewer requests of full length than the geometry says, the pool shrinks in that measure.
+Without one the pool is ``kv_cache_max_concurrency`` x max_model_len, in blocks of that label.
 Decode-context parallelism multiplies a block's tokens without saying so (vllm#40895): the factor follows from
 ``kv_cache_max_concurrency`` where there is one, else from the operator's ``kvTokens``.
 Data-parallel engines: counts add up; a request must fit into one engine, so the used figure is chosen such
@@ -36,6 +38,7 @@ from extproc.agent.engines.base import (
     whole,
 )
 from extproc.agent.exposition import Exposition, normalise, parse
+from extproc.memory import KvModel, drift
 
 RUNNING = Signal(("vllm:num_requests_running",))
 WAITING = Signal(("vllm:num_requests_waiting",))
@@ -93,6 +96,9 @@ WANTED = frozenset(
 
 #: A concurrency figure is printed from a float; a uniform model's agrees with its blocks to this share.
 CONCURRENCY_TOLERANCE = 0.01
+#: Rounds between two looks at whether /pause was called. Only a server in development mode can be paused, and that one
+#: has /is_paused; a paused one shows neither running nor waiting requests while they hang.
+PAUSED_ROUNDS = 3
 #: Context-parallel factors that exist (powers of two).
 PARALLEL_FACTORS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -104,13 +110,20 @@ class Pool:
     blocks: int | None
     block_tokens: int
     note: str | None = None
+    ratio: float | None = None
 
 
 class Vllm:
     """The row of vLLM's OpenAI server."""
 
     name = "vllm"
-    endpoints = (Endpoint("/health"), Endpoint("/metrics"), Endpoint("/v1/models", every=10, required=False))
+    outside = False
+    endpoints = (
+        Endpoint("/health"),
+        Endpoint("/metrics", metrics=True),
+        Endpoint("/v1/models", every=10, required=False),
+        Endpoint("/is_paused", every=PAUSED_ROUNDS, required=False),
+    )
 
     def read(self, answers: Mapping[str, Answer], hints: Hints) -> Reading:
         """One reading; capacity, usage, running and waiting are required."""
@@ -118,7 +131,7 @@ class Vllm:
         exposition = parse(metrics.text(), WANTED) if metrics is not None and ok(metrics) else Exposition()
         max_model_tokens, served = _model(answers.get("/v1/models"), hints)
         pools = {
-            sample.labels.get("engine", ""): _pool(sample.labels, max_model_tokens, hints.kv_tokens)
+            sample.labels.get("engine", ""): _pool(sample.labels, max_model_tokens, hints)
             for sample in exposition.get(normalise(CONFIG))
         }
         usage_samples, usage_name = USAGE.samples(exposition)
@@ -139,10 +152,12 @@ class Vllm:
         notes = [pool.note for pool in pools.values() if pool.note] + _remarks(exposition)
         if metrics is not None and metrics.status == 404:
             notes.append("metrics_off: /metrics is 404")
+        if _paused(answers):
+            notes.append("paused: /pause was called; requests hang until /resume")
         if not served:
             notes.append(f"model_not_served: {hints.served_model}")
         return Reading(
-            availability=Availability.UNHEALTHY if not served else _availability(answers.get("/health"), exposition),
+            availability=Availability.UNHEALTHY if not served else _availability(answers, exposition),
             block_tokens=min((pool.block_tokens for pool in pools.values()), default=16),
             capacity_blocks=capacity,
             used_blocks=used,
@@ -160,6 +175,7 @@ class Vllm:
             aliases={"usage": usage_name or "", "running": running_name or ""},
             bad_lines=exposition.bad_lines,
             kv_bytes_per_block=_bytes_per_block(exposition),
+            formula_ratio=min((pool.ratio for pool in pools.values() if pool.ratio is not None), default=None),
         )
 
 
@@ -173,27 +189,49 @@ def _model(answer: Answer | None, hints: Hints) -> tuple[int | None, bool]:
     return (min(lengths) if lengths else hints.max_model_tokens), bool(wanted)
 
 
-def _pool(labels: Mapping[str, str], max_model_tokens: int | None, stated_tokens: int | None) -> Pool:
+def _pool(labels: Mapping[str, str], max_model_tokens: int | None, hints: Hints) -> Pool:
     """One engine's pool from its cache_config_info labels."""
     total_blocks, block = whole(labels.get("num_gpu_blocks")), whole(labels.get("block_size"))
     if total_blocks is None or block is None:
         # Early V1 wrote num_gpu_blocks="None"; the operator's figure stands in, else the capacity is unknown.
         size = block or 16
-        return Pool(None if stated_tokens is None else stated_tokens // size, size, "num_gpu_blocks_unknown")
-    usable = total_blocks - 1
+        return Pool(None if hints.kv_tokens is None else hints.kv_tokens // size, size, "num_gpu_blocks_unknown")
     concurrency = number(labels.get("kv_cache_max_concurrency"))
-    if concurrency and max_model_tokens:
+    kv = hints.kv(block) if hints.kv is not None else None
+    if not concurrency or not max_model_tokens:
+        return _stated(total_blocks, block, hints.kv_tokens)
+    if kv is None or not kv.is_hybrid:
         for factor in PARALLEL_FACTORS:
             uniform = total_blocks / math.ceil(max_model_tokens / (block * factor))
             if abs(concurrency - uniform) <= CONCURRENCY_TOLERANCE * uniform:
-                return Pool(usable, block * factor, f"context_parallel: {factor}" if factor > 1 else None)
-        tokens = concurrency * max_model_tokens * usable / total_blocks
-        return Pool(int(tokens) // block, block, "hybrid_pool: from kv_cache_max_concurrency")
+                ratio = None if kv is None else 1.0
+                return Pool(
+                    total_blocks - 1, block * factor, f"context_parallel: {factor}" if factor > 1 else None, ratio
+                )
+    if kv is not None:
+        return _by_geometry(total_blocks, block, concurrency, max_model_tokens, kv)
+    if hints.by_geometry:
+        return Pool(total_blocks - 1, block, "hybrid_pool: counted by a geometry that this host cannot read")
+    tokens = concurrency * max_model_tokens * (total_blocks - 1) / total_blocks
+    return Pool(int(tokens) // block, block, "hybrid_pool: from kv_cache_max_concurrency; name a geometry to count short requests exactly")  # fmt: skip
+
+
+def _stated(total_blocks: int, block: int, stated_tokens: int | None) -> Pool:
+    """Releases that report no concurrency: the operator's kvTokens may tell a context-parallel factor."""
     if stated_tokens is not None:
         factor = round(stated_tokens / (total_blocks * block))
         if factor in PARALLEL_FACTORS[1:] and abs(stated_tokens - factor * total_blocks * block) <= block * factor:
-            return Pool(usable, block * factor, f"context_parallel: {factor}, from kvTokens")
-    return Pool(usable, block)
+            return Pool(total_blocks - 1, block * factor, f"context_parallel: {factor}, from kvTokens")
+    return Pool(total_blocks - 1, block)
+
+
+def _by_geometry(total_blocks: int, block: int, concurrency: float, max_model_tokens: int, kv: KvModel) -> Pool:
+    """The engine's blocks as ``kv`` counts them; fewer where the engine itself charges a request more than ``kv`` does."""
+    found = drift("max concurrency", concurrency, total_blocks / max(1, kv.charged_blocks(max_model_tokens)))
+    usable = total_blocks - 1
+    if found.beyond:
+        return Pool(int(usable * min(1.0, found.ratio)), block, f"formula_drift: {found.message}", found.ratio)
+    return Pool(usable, block, None, found.ratio)
 
 
 def _bytes_per_block(exposition: Exposition) -> int | None:
@@ -234,9 +272,16 @@ def _views(
     return tuple(views)
 
 
-def _availability(health: Answer | None, exposition: Exposition) -> Availability:
-    if not ok(health):
+def _paused(answers: Mapping[str, Answer]) -> bool:
+    answer = answers.get("/is_paused")
+    return answer is not None and ok(answer) and dig(answer.json(), "is_paused") is True
+
+
+def _availability(answers: Mapping[str, Answer], exposition: Exposition) -> Availability:
+    if not ok(answers.get("/health")):
         return Availability.UNHEALTHY
+    if _paused(answers):
+        return Availability.ASLEEP
     awake = [s.value for s in exposition.get(normalise(SLEEP)) if s.labels.get("sleep_state") == "awake"]
     return Availability.ASLEEP if awake and min(awake) == 0 else Availability.SERVING
 

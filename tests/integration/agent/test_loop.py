@@ -256,6 +256,66 @@ async def test_a_lost_card_takes_only_its_own_replicas() -> None:
     assert [alarm.kind for alarm in running.alarms] == ["foreign_process", "foreign_process"]
 
 
+async def test_a_lost_card_voids_what_was_reserved_on_it_and_nothing_else() -> None:
+    """At the loss, not only at the engine's next start; the neighbour's reservation stays."""
+    ledger = InMemoryLedger(time.monotonic)
+    devices = DeviceWatch([])
+    need = Need(kv_blocks=10, input_blocks=8, kv_bytes=0, prefill_tokens=100, sequences=1)
+    async with (
+        emulated(2) as [first, second],
+        agent(
+            ledger,
+            endpoint(first, "a", devices=("GPU-a",)),
+            endpoint(second, "c", devices=("GPU-c",)),
+            devices=devices,
+        ) as running,
+    ):
+        devices.take([card(uuid=f"GPU-{x}") for x in "ac"], time.monotonic())
+        await running.round()
+        for name in ("a", "c"):
+            place = Candidate("t", name, False, need)
+            request = ReserveRequest(f"on-{name}", "lane", "envoy", name, "k", 100, 20, 20, (place,), lease_s=60.0)
+            assert (await ledger.reserve(request)).chosen == 0
+        devices.take([card(DeviceState.LOST, "GPU-a")], time.monotonic())
+        await running.round()
+        result = running.result
+        left = [live.reservation.rid for name in ("a", "c") for live in await ledger.reservations(name)]
+    assert result is not None
+    assert result.voided == {"a": 1, "c": 0}
+    assert left == ["on-c"]
+
+
+async def test_a_remote_is_visited_seldom_and_shown() -> None:
+    """Many rounds, one visit; the row stands in the ledger under the target's name."""
+    ledger = InMemoryLedger(time.monotonic)
+    async with emulated() as [api]:
+        far = Endpoint("far", "far", "openai", f"http://127.0.0.1:{api.port}")
+        async with agent(ledger, far) as running:
+            for _ in range(10):
+                await running.round()
+            visits = running.watches[0].scrapes
+            view = (await ledger.snapshot()).replicas["far"]
+    assert visits == 1
+    assert (view.state, view.headroom_blocks) == ("ready", 0)
+    assert view.report is not None
+    assert (view.report.engine, view.report.capacity_blocks) == ("openai", 0)
+
+
+async def test_metrics_may_have_a_port_of_their_own() -> None:
+    """Health and models from one origin, /metrics from another; either one away is seen."""
+    ledger = InMemoryLedger(time.monotonic)
+    async with emulated(2) as [api, numbers]:
+        api.faults.silent_metrics = True
+        apart = replace(endpoint(api), metrics_url=f"http://127.0.0.1:{numbers.port}")
+        async with agent(ledger, apart) as running:
+            await running.round()
+            before = states(running)
+            await numbers.close()
+            await running.round()
+            after = states(running)
+    assert (before, after) == ([ReplicaState.READY], [ReplicaState.LOST])
+
+
 async def answer(running: Agent, path: str) -> tuple[int, bytes]:
     """What the admin port answers."""
     status, _, body = await routes(running)[path]("")

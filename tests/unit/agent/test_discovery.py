@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from extproc.agent.discovery import Dns, Endpoint, Static, WatchedFile, endpoints_of
+from extproc.agent.discovery import Dns, Endpoint, Static, WatchedFile, endpoints_of, resolve
 from extproc.agent.engines.base import Hints
+from extproc.agent.http import Trust
 from extproc.config import load
 
 BASE = """
@@ -39,7 +40,15 @@ def test_a_replica_brings_what_the_configuration_says(tmp_path: Path) -> None:
     path = tmp_path / "kvgate.yaml"
     path.write_text(BASE)
     assert endpoints_of(load(path)) == (
-        Endpoint("r0", "t", "vllm", "http://10.0.0.5:8000", Hints("served", 640000, 64, 8192), ("GPU-a",)),
+        Endpoint(
+            "r0",
+            "t",
+            "vllm",
+            "http://10.0.0.5:8000",
+            Hints("served", 640000, 64, 8192),
+            ("GPU-a",),
+            trust=Trust("/etc/ssl/certs/ca-certificates.crt"),
+        ),
     )
 
 
@@ -87,24 +96,42 @@ class Zone:
 async def test_every_address_of_a_name_is_a_replica() -> None:
     """All A records, resolved again every 10 s; a name server's outage keeps the last ones."""
     zone, now = Zone("10.0.0.1", "10.0.0.2"), [0.0]
-    static = Static([Endpoint("r", "t", "vllm", "http://engines:8000"), Endpoint("x", "t", "vllm", "http://other:1")])
-    dns = Dns(static, frozenset({"engines"}), lookup=zone.lookup, now_s=lambda: now[0])
+    pool = Endpoint("r", "t", "vllm", "http://engines:8000", discover=True)
+    dns = Dns(Static([pool, Endpoint("x", "t", "vllm", "http://other:1")]), lookup=zone.lookup, now_s=lambda: now[0])
     assert await names(dns) == ["r@10.0.0.1", "r@10.0.0.2", "x"]
     zone.addresses = ["10.0.0.2"]
     now[0] = 9.0
     assert await names(dns) == ["r@10.0.0.1", "r@10.0.0.2", "x"]
     now[0] = 11.0
-    assert next((e.replica, e.address, e.url) for e in await dns.endpoints()) == (
-        "r", "10.0.0.2", "http://engines:8000",
+    assert next((e.replica, e.address, e.url, e.discover) for e in await dns.endpoints()) == (
+        "r@10.0.0.2", "10.0.0.2", "http://engines:8000", False,
     )  # fmt: skip
     zone.broken, now[0] = True, 30.0
-    assert await names(dns) == ["r", "x"]
+    assert await names(dns) == ["r@10.0.0.2", "x"]
     assert dns.health() == "engines does not resolve; its last addresses stay in use"
 
 
-async def test_a_literal_address_is_not_resolved() -> None:
-    """An address needs no name server."""
-    zone = Zone("10.0.0.9")
-    dns = Dns(Static([Endpoint("r", "t", "vllm", "http://10.0.0.1:8000")]), frozenset({"10.0.0.1"}), lookup=zone.lookup)
-    assert await names(dns) == ["r"]
-    assert zone.asked == 0
+async def test_a_name_that_never_resolved_is_no_replica() -> None:
+    """Nothing is invented for it, and the health says which name it is."""
+    zone = Zone()
+    zone.broken = True
+    dns = Dns(Static([Endpoint("r", "t", "vllm", "http://engines:8000", discover=True)]), lookup=zone.lookup)
+    assert await names(dns) == []
+    assert dns.health() == "engines does not resolve; nothing is known of it"
+
+
+async def test_real_resolution_counts_a_dual_stack_host_once() -> None:
+    """localhost has an address of each family on most hosts; one of them is the engine."""
+    assert await resolve("localhost", 80) in (["127.0.0.1"], ["::1"])
+
+
+def test_remote_targets_are_watched_under_their_own_name(tmp_path: Path) -> None:
+    """Their URL without the /v1 that SDKs want, their trust, and nothing that says memory."""
+    path = tmp_path / "kvgate.yaml"
+    remote = (
+        "{engine: openai, url: 'https://api.example.com/v1', servedModel: gpt, tls: {caFile: /ca.pem, serverName: api}}"
+    )
+    path.write_text(f"{BASE}  far: {remote}\n")
+    assert endpoints_of(load(path))[-1] == Endpoint(
+        "far", "far", "openai", "https://api.example.com", Hints("gpt"), trust=Trust("/ca.pem", "api")
+    )

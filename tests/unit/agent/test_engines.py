@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from extproc.agent.discovery import endpoints_of
 from extproc.agent.engines import ENGINES
 from extproc.agent.engines.base import Answer, Hints
+from extproc.config.models import Config
 
 DATA = Path(__file__).parents[2] / "data" / "metrics"
 CASES = sorted(path.parent.name for path in DATA.glob("*/case.json"))
@@ -65,7 +67,7 @@ def test_every_endpoint_of_the_row_is_in_the_case(name: str) -> None:
     assert set(answers) == {endpoint.path for endpoint in ENGINES[case["engine"]].endpoints}
 
 
-def vllm_reading(labels: str, max_model_tokens: int, extra: str = "", **hints: int) -> Any:
+def vllm_reading(labels: str, max_model_tokens: int, extra: str = "", **hints: Any) -> Any:
     """vLLM's row over one engine with these cache_config_info labels, a quarter of its pool in use."""
     body = (
         f"vllm:cache_config_info{{{labels}}} 1\nvllm:kv_cache_usage_perc 0.25\n"
@@ -83,7 +85,59 @@ def test_a_hybrids_pool_is_concurrency_times_context() -> None:
     tokens = 6.0 * 131_072 * 1000 / 1001
     assert reading.capacity_blocks == int(tokens) // 544
     assert reading.used_blocks == -(-reading.capacity_blocks // 4)
-    assert reading.notes == ("hybrid_pool: from kv_cache_max_concurrency",)
+    assert reading.notes == (
+        "hybrid_pool: from kv_cache_max_concurrency; name a geometry to count short requests exactly",
+    )
+
+
+def geometry(model: str, tp: int = 1) -> dict[str, Any]:
+    """Hints for a model whose geometry the catalogue has, as the configuration gives them."""
+    target = {"model": "m", "engine": "vllm", "tensorParallel": tp, "replicas": [{"name": "r", "url": "http://h:1"}]}
+    config = Config.model_validate({"models": {"m": {"geometry": model}}, "targets": {"t": target}})
+    hints = endpoints_of(config)[0].hints
+    return {"kv": hints.kv, "by_geometry": hints.by_geometry}
+
+
+#: vllm#40691: Qwen3.5-27B with 32,768 context; blocks, block size and concurrency (33.04) are the log's.
+QWEN35 = 'block_size="784",num_gpu_blocks="1487",kv_cache_max_concurrency="{}"'
+
+
+def test_a_hybrid_with_a_geometry_is_counted_in_the_engines_own_blocks() -> None:
+    """42 blocks of attention and 2 in each of 3 groups of states: 48 a full request, 7 a short one."""
+    hints = geometry("Qwen/Qwen3.5-27B")
+    reading = vllm_reading(QWEN35.format(1487 / 48), 32_768, **hints)
+    assert (reading.capacity_blocks, reading.block_tokens, reading.notes) == (1486, 784, ())
+    assert reading.formula_ratio == pytest.approx(1.0)
+    assert (hints["kv"](784).charged_blocks(32_768), hints["kv"](784).blocks(100)) == (48, 7)
+    # In tokens the pool has 1,293 such blocks of which a short request takes one: six times as many as fit.
+    assert vllm_reading(QWEN35.format(1487 / 48), 32_768).capacity_blocks == 1293
+
+
+def test_an_engine_that_fits_fewer_than_the_geometry_wins() -> None:
+    """A wrong geometry must not promise room that is not there: the pool shrinks and the drift is told."""
+    reading = vllm_reading(QWEN35.format(1487 / 96), 32_768, **geometry("Qwen/Qwen3.5-27B"))
+    assert (reading.capacity_blocks, reading.formula_ratio) == (743, pytest.approx(0.5))
+    assert reading.notes[0].startswith("formula_drift: max concurrency: engine 15.4896, formula 30.9792")
+
+
+def test_an_engine_that_fits_more_than_the_geometry_is_only_told() -> None:
+    """The log's engine keeps one state a group where we assume two: that wastes room and is safe, so the count stays."""
+    reading = vllm_reading(QWEN35.format("33.04"), 32_768, **geometry("Qwen/Qwen3.5-27B"))
+    assert (reading.capacity_blocks, reading.notes[0][:13]) == (1486, "formula_drift")
+    assert reading.formula_ratio == pytest.approx(1.067, abs=0.001)
+
+
+def test_a_uniform_models_geometry_agrees() -> None:
+    """Qwen2.5-Coder-32B: 20,001 blocks of 16, 32,768 context."""
+    labels = f'block_size="16",num_gpu_blocks="20001",kv_cache_max_concurrency="{20001 / 2048}"'
+    reading = vllm_reading(labels, 32_768, **geometry("Qwen/Qwen2.5-Coder-32B-Instruct"))
+    assert (reading.capacity_blocks, reading.formula_ratio, reading.notes) == (20_000, 1.0, ())
+
+
+def test_a_geometry_that_this_host_cannot_read_keeps_the_unit() -> None:
+    """Requests are counted by it elsewhere, so the engine's own blocks are reported here too."""
+    reading = vllm_reading(QWEN35.format("33.04"), 32_768, by_geometry=True)
+    assert (reading.capacity_blocks, reading.block_tokens) == (1486, 784)
 
 
 @pytest.mark.parametrize("factor", [1, 2, 8])
@@ -164,3 +218,22 @@ def test_llamacpp_pool(slots: list[int], hints: dict[str, int], pool: int, note:
     reading = ENGINES["llamacpp"].read(answers, Hints(**hints))
     assert (reading.capacity_blocks, reading.max_model_tokens) == (pool, min(slots))
     assert [text.startswith(note or "?") for text in reading.notes] == ([True] if note else [])
+
+
+def trtllm(used: int, finished: int) -> float | None:
+    """Progress of trtllm-serve as its metrics tell it."""
+    body = (
+        f"trtllm_num_requests_running 1\ntrtllm_kv_cache_used_blocks {used}\ntrtllm_kv_cache_max_blocks 100\n"
+        f"trtllm_request_success_total {finished}\n"
+    )
+    reading = ENGINES["trtllm"].read(
+        {"/health": Answer(200), "/prometheus/metrics": Answer(200, body.encode())}, Hints()
+    )
+    assert reading.wedged_after_s == 60.0
+    return reading.counters.progress
+
+
+def test_trtllm_serve_shows_by_its_blocks_that_it_moves() -> None:
+    """It counts no iterations: blocks that grow, and one answer that ends as another grows, are both movement."""
+    assert trtllm(10, 5) == trtllm(10, 5) is not None
+    assert len({trtllm(10, 5), trtllm(11, 5), trtllm(9, 6), trtllm(10, 6)}) == 4

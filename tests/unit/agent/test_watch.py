@@ -31,6 +31,7 @@ class Engine:
         self.started: float | None = WALL_S - 500
         self.marker = "a"
         self.health = 200
+        self.paused: bool | None = None
         self.extra = ""
         self.name = name
 
@@ -59,6 +60,9 @@ class Engine:
             "/health": Answer(self.health),
             "/metrics": Answer(200, metrics.encode()),
             "/v1/models": Answer(200, b'{"data": [{"id": "m", "max_model_len": 1600}]}'),
+            "/is_paused": Answer(404)
+            if self.paused is None
+            else Answer(200, json.dumps({"is_paused": self.paused}).encode()),
         }
 
     def scrape(self, *, seconds: float = 1.0, cause: Cause | None = None) -> ReplicaReport:
@@ -189,6 +193,17 @@ def test_sleeping_engine_takes_no_work() -> None:
     assert engine.scrape().state is DRAINING
 
 
+def test_paused_engine_takes_no_work() -> None:
+    """vLLM after /pause shows no request at all and a good health; /is_paused is looked at every third round."""
+    engine = Engine()
+    engine.paused = False
+    assert engine.scrape().state is READY
+    engine.paused = True
+    assert DRAINING in [engine.scrape().state for _ in range(3)]
+    engine.paused = False
+    assert [engine.scrape().state for _ in range(5)][-1] is READY
+
+
 def test_start_is_told_once_and_a_later_process_moves_it() -> None:
     """The start does not jitter with the clocks; another process under the URL has its own, later one."""
     engine = Engine()
@@ -251,11 +266,65 @@ def test_optional_endpoints_never_block() -> None:
 
 
 def test_a_device_lost_takes_its_replica_with_it() -> None:
-    """Any lost device of the replica (one shard of a TP group) makes it lost, whatever the engine says."""
+    """Any lost device of the replica (one shard of a TP group) makes it lost and what was reserved before void, once."""
     engine = Engine()
     engine.scrape()
-    engine.watch.device_lost = True
+    engine.watch.devices(lost=False, mono_s=engine.now_s, offset_s=OFFSET_S)
+    started = engine.report().engine_started_at_s
+    for _ in range(3):
+        engine.scrape()
+        engine.watch.devices(lost=True, mono_s=engine.now_s, offset_s=OFFSET_S)
     assert engine.report().state is LOST
+    assert started is not None
+    assert started < OFFSET_S + 100
+    assert engine.report().engine_started_at_s == OFFSET_S + 102
+    engine.watch.devices(lost=False, mono_s=engine.now_s, offset_s=OFFSET_S)
+    assert (engine.report().state, engine.report().engine_started_at_s) == (READY, OFFSET_S + 102)
+
+
+class Remote:
+    """An API on paper, visited every ten seconds."""
+
+    def __init__(self) -> None:
+        self.watch = ReplicaWatch(Origin("far", "far", "n", "i"), ENGINES["openai"], Hints(), unknown_s=15.0)
+        self.now_s = 100.0
+
+    def visit(self, status: int = 401, cause: Cause | None = None, **headers: str) -> ReplicaState:
+        """One visit, ten seconds after the last."""
+        self.now_s += 10
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        answers = {} if cause else {"/v1/models": Answer(status, b"{}", names)}
+        failures = {"/v1/models": cause} if cause else {}
+        self.watch.observe(Scrape(self.now_s - 0.1, self.now_s, answers, failures), offset_s=OFFSET_S, wall_s=WALL_S)
+        return self.watch.report(mono_s=self.now_s, offset_s=OFFSET_S).state
+
+
+def test_a_remote_that_answers_a_stranger_lives() -> None:
+    """No credential is sent: 401, 403 and 404 are the answers of a healthy API; a 5xx is not."""
+    remote = Remote()
+    assert [remote.visit(status) for status in (200, 401, 403, 404)] == [READY] * 4
+    assert [remote.visit(status) for status in (500, 502, 503)] == [LOST] * 3
+    assert remote.visit() is READY
+
+
+def test_a_remote_that_refuses_is_lost_at_once_and_a_silent_one_after_two_visits() -> None:
+    """A name that is gone, broken TLS, a time-out: once may be chance; one good visit brings it back."""
+    remote = Remote()
+    assert [remote.visit(), remote.visit(cause=Cause.REFUSED), remote.visit()] == [READY, LOST, READY]
+    for cause in (Cause.TIMEOUT, Cause.NAME, Cause.TLS, Cause.NETWORK):
+        assert [remote.visit(cause=cause), remote.visit(cause=cause), remote.visit()] == [READY, LOST, READY]
+
+
+def test_a_remote_out_of_quota_drains() -> None:
+    """429 and a limit at zero close it until it says otherwise."""
+    remote = Remote()
+    assert remote.visit(429, retry_after="20") is DRAINING
+    assert remote.watch.reading is not None
+    assert remote.watch.reading.closed_for_s == 20.0
+    assert remote.visit(200, x_ratelimit_remaining_requests="3") is READY
+    assert remote.visit(200, x_ratelimit_remaining_requests="0", x_ratelimit_reset_requests="30s") is DRAINING
+    assert "no_more: for 30 s (200)" in remote.watch.reading.notes
+    assert remote.visit(200) is READY
 
 
 def test_a_leaving_replica_drains_until_idle() -> None:

@@ -118,3 +118,32 @@ aliases: {"x y": {lane: a, targets: [t]}}
     (ext_proc,) = [c for c in made["static_resources"]["clusters"] if c["name"] == "kvgate-extproc"]
     endpoints = ext_proc["load_assignment"]["endpoints"][0]["lb_endpoints"]
     assert len({e["endpoint"]["address"]["socket_address"]["port_value"] for e in endpoints}) == 64
+
+
+@pytest.mark.parametrize(
+    ("replicas", "line"),
+    [
+        ('{name: p, url: "http://10.0.0.1:1", discover: dns}', "t.replicas.p.discover: the URL has an address"),
+        ('{name: p, url: "http://[fd00::1]:1", discover: dns}', "t.replicas.p.discover: the URL has an address"),
+        ('{name: p, url: "http://e:1", discover: dns, devices: [GPU-a]}', "t.replicas.p.devices: belong to one engine"),
+        (
+            '{name: p, url: "http://e:1", discover: dns}, {name: p@x, url: "http://e:1"}',
+            "t.replicas.p@x.name: 'p@x' is",
+        ),
+        ('{name: p, url: "http://e:1", discover: kubernetes}', "t.replicas.0.discover: must be one of 'dns'"),
+    ],
+)
+def test_what_contradicts_discovery(replicas: str, line: str) -> None:
+    """Each is one line with key and mend; a plain name with `discover` is none."""
+    with pytest.raises(ConfigError) as caught:
+        load_text(f"targets: {{t: {{engine: vllm, replicas: [{replicas}]}}}}\nlanes: {{a: {{}}}}", where="k")
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"k: targets.{line}")
+
+
+def test_without_an_agent_nothing_is_discovered() -> None:
+    """ledgerOnly has no replicas to admit by there, which is said."""
+    text = 'targets: {t: {engine: vllm, replicas: [{name: p, url: "http://e:1", discover: dns}]}}\nlanes: {a: {}}\n'
+    assert not [line for line in warnings(load_text(text, where="k")) if line.startswith("noAgent")]
+    (line,) = [line for line in warnings(load_text(text + "noAgent: ledgerOnly", where="k")) if "noAgent" in line]
+    assert line == "noAgent: `ledgerOnly` has no meaning for p: without an agent nothing is discovered"

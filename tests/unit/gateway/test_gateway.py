@@ -272,3 +272,34 @@ def test_command_names_file_and_mend(text: str, tmp_path: Path, capsys: pytest.C
     lines = shown.err.splitlines()
     assert (shown.out, [line.startswith(f"{path}: ") for line in lines]) == ("", [True] * len(lines))
     assert lines
+
+
+def test_found_replicas_have_one_cluster_that_goes_where_kvgate_says() -> None:
+    """`discover`: no endpoints of its own, the address comes from our metadata; undecided requests resolve the name."""
+    text = (
+        'targets: {t: {engine: vllm, replicas: [{name: pool, url: "http://engines:8000", discover: dns}]}}\n'
+        "lanes: {a: {}}\nenvoy: {undecided: {open: {target: t}}}"
+    )
+    made = clusters(as_dict(build(load_text(text, where="test"))))
+    found, opened = made["pool"], made[names.CLUSTER_OPEN]
+    assert (found["type"], found["lb_policy"]) == ("ORIGINAL_DST", "CLUSTER_PROVIDED")
+    assert found["original_dst_lb_config"] == {"metadata_key": {"key": "kvgate", "path": [{"key": "endpoint"}]}}
+    assert "load_assignment" not in found
+    assert (opened["type"], endpoints(opened)[0]["hostname"]) == ("STRICT_DNS", "engines:8000")
+
+
+@pytest.mark.parametrize(
+    ("replica", "cluster", "endpoint"),
+    [
+        ("pool@10.0.0.7", "pool", "10.0.0.7:8000"),
+        ("pool@fd00::7", "pool", "[fd00::7]:8000"),
+        ("own@rack", "own@rack", None),
+        ("pool", "pool", None),
+    ],
+)
+def test_names_of_found_replicas(replica: str, cluster: str, endpoint: str | None) -> None:
+    """Only what was found under a name with `discover` shares its cluster."""
+    assert names.replica_cluster(replica, {"pool"}) == cluster
+    if endpoint is not None:
+        assert names.member_endpoint(replica, 8000) == endpoint
+        assert names.member("pool", replica.partition("@")[2]) == replica
