@@ -34,8 +34,9 @@ class Overflow(StrEnum):
 class EngineRules:
     """Rules of one engine from one version on.
 
-    ``block_tokens`` is the engine's default block; ``null_blocks`` are never usable; ``concurrent_batches`` multiplies
-    the tokens in flight that sliding layers must hold; ``size_line`` says what the logged KV size in tokens means;
+    ``block_tokens`` is the engine's default block; ``null_blocks`` are never usable; ``steps_overlap`` tells that
+    sliding layers must hold the tokens of pp + 1 steps in flight and not of one; ``mla_granule`` is what the block of a
+    hybrid with latent attention is a multiple of; ``size_line`` says what the logged KV size in tokens means;
     ``state_dtype_ssm`` (delta-net), ``state_dtype_mamba`` and ``state_dtype_conv`` are element types of recurrent
     states (``model``: the model's own); ``mamba_mode`` is how states are cached where prefix caching is on (align keeps
     one more page); ``group_slack`` the ratio of layer counts below which groups are padded to the larger;
@@ -52,7 +53,8 @@ class EngineRules:
     overflow: Overflow
     source: str
     null_blocks: int = 0
-    concurrent_batches: int = 1
+    steps_overlap: bool = False
+    mla_granule: int = 16
     size_line: str = "blocks"  # "blocks" | "max_concurrency"
     state_dtype_conv: str = "model"
     state_dtype_ssm: str = "f32"
@@ -78,20 +80,24 @@ _VLLM_V1 = replace(
     _VLLM_V0, since=(0, 9), style=PoolStyle.GROUPS, null_blocks=1, state_in_pool=True, state_dtype_mamba="model", state_dtype_ssm="model",
     source="vllm 0.10.2 v1/core/kv_cache_utils.py, v1/kv_cache_interface.py",
 )  # fmt: skip
-_VLLM = (
-    _VLLM_V0,
-    _VLLM_V1,
-    # Delta-net states are f32 from here on (0.10.2 logged a 544-token block that only bf16 explains).
-    replace(_VLLM_V1, since=(0, 11), state_dtype_ssm="f32", mamba_mode="align"),
-    # The logged token figure becomes max_concurrency x max_model_len.
-    replace(_VLLM_V1, since=(0, 20), state_dtype_ssm="f32", mamba_mode="align", group_slack=1.5, size_line="max_concurrency"),
-    # CUDA graphs come out of the budget by default (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS).
-    replace(_VLLM_V1, since=(0, 21), state_dtype_ssm="f32", mamba_mode="align", group_slack=1.5, size_line="max_concurrency", graphs_in_budget=True),
-    # Asynchronous scheduling: two batches in flight while a sliding layer frees blocks.
-    replace(_VLLM_V1, since=(0, 30), state_dtype_ssm="f32", mamba_mode="align", group_slack=1.5, size_line="max_concurrency", graphs_in_budget=True,
-            concurrent_batches=2, utilization=0.92,
-            source="vllm 0.33.0 v1/core/kv_cache_utils.py, v1/worker/gpu_worker.py"),
-)  # fmt: skip
+# Delta-net states are f32 from here on (0.10.2 logged a 544-token block that only bf16 explains), and MLA kernels set
+# the granule of a hybrid's block: 960 tokens for Kimi-Linear at TP2 (vllm#28228).
+_VLLM_11 = replace(_VLLM_V1, since=(0, 11), state_dtype_ssm="f32", mla_granule=64)
+# States cached with their prefixes: 0.11.1 logged one page a group (vllm#28228), 0.17 two. The first version is not
+# known; the dearer rule holds in between.
+_VLLM_12 = replace(_VLLM_11, since=(0, 12), mamba_mode="align")
+# CUDA graphs come out of the budget (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS; start-up logs of 0.20.0).
+_VLLM_20 = replace(_VLLM_12, since=(0, 20), group_slack=1.5, graphs_in_budget=True)
+# The logged token figure becomes max_concurrency x max_model_len (0.20.0 still printed blocks; vllm#43308).
+_VLLM_21 = replace(_VLLM_20, since=(0, 21), size_line="max_concurrency")
+# Blocks behind a window are freed when a step has settled, and steps overlap (vllm#47728, vllm#49878).
+_VLLM_26 = replace(_VLLM_21, since=(0, 26), steps_overlap=True)
+# MLA decode kernels want 128 / kernel block whole (vllm 0.32.0 platforms/interface.py _align_hybrid_block_size).
+_VLLM_27 = replace(_VLLM_26, since=(0, 27), mla_granule=128)
+_VLLM_30 = replace(
+    _VLLM_27, since=(0, 30), utilization=0.92, source="vllm 0.33.0 v1/core/kv_cache_utils.py, v1/worker/gpu_worker.py"
+)
+_VLLM = (_VLLM_V0, _VLLM_V1, _VLLM_11, _VLLM_12, _VLLM_20, _VLLM_21, _VLLM_26, _VLLM_27, _VLLM_30)
 _SGLANG = (
     EngineRules(
         engine="sglang", since=(0,), style=PoolStyle.TWO_POOLS, block_tokens=1, overflow=Overflow.PREEMPT,

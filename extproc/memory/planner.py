@@ -109,7 +109,7 @@ def _unsupported(request: PlanRequest, why: str) -> PlanRow:
 def _budget(request: PlanRequest) -> int:
     """What the engine may take of the smallest device: its share of TOTAL memory, within what is usable.
 
-    Before 0.21 vLLM's CUDA graphs came on top of its share; they must fit the device all the same.
+    Before 0.20 vLLM's CUDA graphs came on top of its share; they must fit the device all the same.
     """
     share = request.utilization if request.utilization is not None else request.rules.utilization
     on_top = (

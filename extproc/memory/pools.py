@@ -14,9 +14,11 @@ from extproc.memory.dtypes import KvTypes
 from extproc.memory.engines import EngineRules, PoolStyle
 from extproc.memory.flags import Flags, default_batched_tokens
 from extproc.memory.geometry import Geometry, LayerGroup, LayerKind
-from extproc.memory.rows import pipeline_stages, row_bytes, state_bytes
+from extproc.memory.rows import pipeline_stages, row_bytes, shard_heads, state_bytes
 
 _TOKENS = frozenset({LayerKind.FULL, LayerKind.MLA, LayerKind.SLIDING, LayerKind.CHUNKED})
+#: Smallest block of vLLM's attention kernels, in tokens.
+_KERNEL_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,8 @@ class _Spec:
 
 
 def _groups(shape: Shape) -> Layout:
-    if not shape.flags.hybrid_manager:
+    if not shape.flags.hybrid_manager and shape.geometry.has_full:
+        # A model that slides everywhere keeps its windows (_promote_local_kv_cache_specs).
         shape = _flattened(shape)
     specs = _specs(shape)
     classes = {(_class_of(s.group), s.group.window) for s in specs}
@@ -206,16 +209,22 @@ def _specs(shape: Shape) -> list[_Spec]:
     rows = [shape.row(g) for g in groups if g.kind in (LayerKind.FULL, LayerKind.MLA)]
     attention_block = base
     if states and rows:
-        # The attention page grows until the state page fits (vllm platforms/interface.py); granule 16 tokens.
-        attention_block = max(base, 16 * -(-max(states) // (16 * max(rows))))
-    found = []
+        # The attention page grows until the state page fits (vllm platforms/interface.py), in granules that the
+        # attention kernels take and that hold whole blocks of the configured size.
+        latent = any(g.kind is LayerKind.MLA for g in groups)
+        granule = max(base, shape.rules.mla_granule if latent else _KERNEL_TOKENS)
+        attention_block = granule * max(1, -(-max(states) // (granule * max(rows))))
+    found: dict[LayerGroup, _Spec] = {}
     for index, group in enumerate(groups):
         layers = tuple(i for i, g in enumerate(shape.geometry.layer_map) if g == index)
-        if group.kind is LayerKind.STATE:
-            found.append(_Spec(group, layers, attention_block, _state_page(shape, group)))
-        else:
-            found.append(_Spec(group, layers, attention_block, attention_block * shape.row(group)))
-    return found
+        state = group.kind is LayerKind.STATE
+        page = _state_page(shape, group) if state else attention_block * shape.row(group)
+        # Layers that differ in KV heads alone are alike on a shard that holds one head of each.
+        alike = replace(group, layers=0, kv_heads=shard_heads(group.kv_heads, shape.tp))
+        if alike in found:
+            layers = tuple(sorted(found[alike].layers + layers))
+        found[alike] = _Spec(group, layers, attention_block, page)
+    return list(found.values())
 
 
 def _state_page(shape: Shape, group: LayerGroup) -> int:
@@ -267,7 +276,7 @@ def _many_groups(shape: Shape, specs: list[_Spec]) -> Layout:
 def _pool_group(shape: Shape, group: LayerGroup, number: int, block: int) -> PoolGroup:
     flags = shape.flags
     batched = flags.max_num_batched_tokens or default_batched_tokens(None)
-    in_flight = batched * (flags.concurrent_batches or max(shape.rules.concurrent_batches, shape.pp))
+    in_flight = batched * (flags.concurrent_batches or (shape.pp + 1 if shape.rules.steps_overlap else 1))
     if group.kind is LayerKind.SLIDING:
         return PoolGroup(group.kind, number, block, group.window - 1 + in_flight, slack_blocks=1)
     if group.kind is LayerKind.CHUNKED:

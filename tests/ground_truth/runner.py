@@ -14,7 +14,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from extproc.errors import GeometryError
@@ -22,9 +22,9 @@ from extproc.memory import build_kv_model, caches, catalogue_row, kv_types
 from extproc.memory.catalogue import catalogue_geometry
 from extproc.memory.kv import KvModel
 from extproc.memory.weights import WeightFormat, format_in_name, weights_bytes
-from tests.ground_truth.rows import GIB, KNOWN_INPUTS, MIB, Row
+from tests.ground_truth.rows import GIB, KNOWN_INPUTS, MIB, Row, RowError
 
-SHIPPED = Path(__file__).with_name("memory_ground_truth.json")
+SHIPPED = tuple(Path(__file__).with_name(name) for name in ("memory_ground_truth.json", "public_logs.json"))
 PASS_SHARE = 0.95
 UNDER_COUNT_PCT = 1.0
 #: Metrics that fall when memory need is under-counted the other way: a capacity that is too large.
@@ -38,7 +38,7 @@ class Result:
     id: str
     check: str
     metric: str
-    expected: float
+    expected: float | None
     got: float | None
     error_pct: float | None
     tol_pct: float
@@ -51,18 +51,27 @@ class Result:
     @property
     def line(self) -> str:
         """id, expected, got, verdict."""
-        got = "-" if self.got is None else f"{self.got:.9g}"
+        expected, got = ("-" if v is None else f"{v:.9g}" for v in (self.expected, self.got))
         error = "" if self.error_pct is None else f" ({self.error_pct:+.3f} %, tol {self.tol_pct:g} %)"
         flags = " circular" if self.circular else ""
         note = f" [{self.note}]" if self.note else ""
-        return f"{self.id}: {self.metric} expected {self.expected:.9g} got {got}{error} {self.verdict}{flags}{note}"
+        return f"{self.id}: {self.metric} expected {expected} got {got}{error} {self.verdict}{flags}{note}"
 
 
 def load_rows(path: Path | None = None) -> list[Row]:
-    """Rows of ``path``, else of ``KVGATE_GROUND_TRUTH``, else the shipped ones."""
-    chosen = path or Path(os.environ.get("KVGATE_GROUND_TRUTH") or SHIPPED)
-    data = json.loads(chosen.read_text("utf-8"))
-    rows = data["rows"] if isinstance(data, dict) else data
+    """Rows of ``path``, else of ``KVGATE_GROUND_TRUTH``, else the shipped ones; RowError where the file holds none."""
+    named = path or os.environ.get("KVGATE_GROUND_TRUTH")
+    return [row for file in ([Path(named)] if named else SHIPPED) for row in _rows_of(file)]
+
+
+def _rows_of(file: Path) -> list[Row]:
+    try:
+        data = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as e:
+        raise RowError(f"{file}: not readable as JSON ({e})") from e
+    rows = data.get("rows") if isinstance(data, dict) else data
+    if not isinstance(rows, list) or not rows:
+        raise RowError(f"{file}: holds no rows; expected a list, or an object with a list 'rows'")
     return [Row(r) for r in rows]
 
 
@@ -75,53 +84,52 @@ def _kv(row: Row) -> KvModel:
         row.geometry(),
         row.rules(),
         kv_dtype=row.kv_dtype,
-        tp=int(row.data.get("tp") or 1),
-        pp=int(row.data.get("pp") or 1),
-        dp=int(i.get("dp") or 1) if row.data["engine"] == "sglang" else 1,
-        dcp=int(i.get("dcp") or 1),
-        block_tokens=i.get("block_size"),
+        tp=row.top.whole("tp", 1),
+        pp=row.top.whole("pp", 1),
+        dp=i.whole("dp", 1) if row.engine == "sglang" else 1,
+        dcp=i.whole("dcp", 1),
+        block_tokens=i.whole("block_size", 0, 0) or None,
         flags=row.flags(),
     )
 
 
 def _vllm_tokens(row: Row) -> Mapping[str, float]:
     kv, i = _kv(row), row.inputs
-    blocks = int(i["num_blocks"]) if i.get("num_blocks") else kv.pool_blocks(int(i["available_gib"] * GIB))
-    versioned = row.rules().size_line if row.data.get("engine_version") else "blocks"
-    style = i.get("log_style") or versioned
-    length = int(row.data["n_ctx"])
-    return {
-        "num_gpu_blocks": blocks,
-        "block_size": kv.block_tokens,
-        "gpu_kv_tokens": caches.vllm_size_line(kv, blocks, length, style),
-        "max_concurrency": caches.vllm_max_concurrency(kv, blocks, length),
-    }
+    given = i.whole("num_blocks", 0, 0)
+    blocks = given or kv.pool_blocks(int(i.number("available_gib") * GIB))
+    metrics: dict[str, float] = {"num_gpu_blocks": blocks, "block_size": kv.block_tokens}
+    style, length = row.log_style(), row.top.whole("n_ctx", 0, 0)
+    if length or style == "blocks":
+        metrics["gpu_kv_tokens"] = caches.vllm_size_line(kv, blocks, length, style)
+    if length:
+        metrics["max_concurrency"] = caches.vllm_max_concurrency(kv, blocks, length)
+    return metrics
 
 
 def _vllm_needed(row: Row) -> Mapping[str, float]:
-    return {"needed_gib": caches.vllm_needed_bytes(_kv(row), int(row.data["n_ctx"])) / GIB}
+    return {"needed_gib": caches.vllm_needed_bytes(_kv(row), row.context) / GIB}
 
 
 def _vllm_identity(row: Row) -> Mapping[str, float]:
     i = row.inputs
-    taken = [g * GIB for g in i["non_kv_gib"]] + [i.get("cudagraph_gib", 0) * GIB]
-    return {"available_kv_gib": caches.vllm_available_bytes(i["total_gib"] * GIB, i["util"], taken) / GIB}
+    taken = [g * GIB for g in (*i.numbers("non_kv_gib"), i.number("cudagraph_gib", 0.0))]
+    total = i.number("total_gib", minimum=0) * GIB
+    return {"available_kv_gib": caches.vllm_available_bytes(total, i.number("util", minimum=0), taken) / GIB}
 
 
 def _sglang(row: Row) -> Mapping[str, float]:
-    tokens = int(row.inputs.get("tokens") or row.data["n_ctx"])
-    per_layer = row.inputs.get("bytes_per_token_layer")
+    tokens = row.inputs.whole("tokens", 0, 0) or row.context
+    per_layer = row.inputs.number("bytes_per_token_layer", 0.0, 0.0)
     size = tokens * per_layer * row.geometry().layers if per_layer else caches.sglang_pool_bytes(_kv(row), tokens)
     return {"kv_gib": size / GIB, "kv_mib": size / MIB}
 
 
 def _llama_kv(row: Row) -> Mapping[str, float]:
     types = kv_types(row.kv_dtype, "f16")
-    flags = row.flags()
-    geometry = row.geometry()
-    cache = caches.cell_cache(geometry, row.rules(), types, int(row.data["n_ctx"]), flags, row.inputs.get("swa_cells"))
+    cells = row.inputs.whole("swa_cells", 0, 0) or None
+    cache = caches.cell_cache(row.geometry(), row.rules(), types, row.context, row.flags(), cells)
     # Only rows that name the recurrent cache logged it; others print the attention cache alone.
-    states = cache.state_bytes if row.inputs.get("rs") else 0
+    states = cache.state_bytes if row.recurrent.data else 0
     total = cache.full_bytes + cache.sliding_bytes + cache.extra_bytes + states
     return {
         "kv_mib": total / MIB,
@@ -138,10 +146,10 @@ def _ollama(row: Row) -> Mapping[str, float]:
     size = caches.ollama_estimate_bytes(
         row.geometry(),
         kv_types(row.kv_dtype, "f16"),
-        int(row.data["n_ctx"]),
-        int(i.get("num_parallel") or 1),
-        int(i.get("n_batch") or 512),
-        sliding=not i.get("no_iswa", False),
+        row.context,
+        i.whole("num_parallel", 1),
+        i.whole("n_batch", 512),
+        sliding=not i.data.get("no_iswa", False),
     )
     return {"kv_mib": size / MIB, "kv_gib": size / GIB}
 
@@ -149,37 +157,39 @@ def _ollama(row: Row) -> Mapping[str, float]:
 def _compute_buffer(row: Row) -> Mapping[str, float]:
     c, i = row.config, row.inputs
     size = caches.compute_buffer_bytes(
-        int(c["hidden_size"]),
-        int(c["num_attention_heads"]),
-        int(c["vocab_size"]),
-        int(row.data["n_ctx"]),
-        n_ubatch=int(i.get("n_ubatch") or 512),
-        flash=bool(i.get("flash_attn", False)),
-        hidden_copies=i.get("emb_factor"),
-        output_copies=int(i.get("out_emb_factor") or 1),
+        c.whole("hidden_size"),
+        c.whole("num_attention_heads"),
+        c.whole("vocab_size"),
+        row.context,
+        n_ubatch=i.whole("n_ubatch", 512),
+        flash=bool(i.data.get("flash_attn", False)),
+        hidden_copies=i.whole("emb_factor", 0, 0) or None,
+        output_copies=i.whole("out_emb_factor", 1),
     )
     return {"compute_mib": size / MIB}
 
 
 def _weights(row: Row) -> Mapping[str, float]:
-    bits = float(row.inputs["bpw"] if row.inputs.get("bpw") else row.inputs["nominal_bpw"])
+    i = row.inputs
+    bits = i.number("bpw", 0.0, 0.0) or i.number("nominal_bpw", minimum=0)
     form = WeightFormat("given", bits, bits, bits, bits, "the row's own bits")
-    size = weights_bytes(row.inputs["params_b"] * 1e9, form, int(row.data.get("tp") or 1))
+    size = weights_bytes(i.number("params_b", minimum=0) * 1e9, form, row.top.whole("tp", 1))
     return {"weights_gib": size / GIB}
 
 
 def _weights_blind(row: Row) -> float:
     """Weight GiB without the row's effective bits: by parts where the catalogue knows the model, else nominal."""
-    name, form = format_in_name(str(row.data["model"]).split("(")[0].strip())
-    nominal = float(row.inputs.get("nominal_bpw") or row.inputs["bpw"])
-    shards = int(row.data.get("tp") or 1)
+    i = row.inputs
+    name, form = format_in_name(row.top.text("model", " ").split("(")[0].strip())
+    nominal = i.number("nominal_bpw", 0.0, 0.0) or i.number("bpw", minimum=0)
+    shards = row.top.whole("tp", 1)
     if form is not None and len({form.linear, form.experts, form.embedding}) > 1 and catalogue_row(name):
         params = catalogue_geometry(name).params
         if params is not None:
             return weights_bytes(params, form, shards) / GIB
     bits = form.overall if form is not None else nominal
     plain = WeightFormat("nominal", bits, bits, bits, bits, "")
-    return weights_bytes(row.inputs["params_b"] * 1e9, plain, shards) / GIB
+    return weights_bytes(i.number("params_b", minimum=0) * 1e9, plain, shards) / GIB
 
 
 def _per_token(row: Row) -> Mapping[str, float]:
@@ -202,34 +212,54 @@ KV_CHECKS = frozenset({"vllm_tokens", "vllm_needed", "sglang", "llama_kv", "olla
 
 
 def run_row(row: Row) -> Result:
-    """Outcome of one row; never raises for a row that cannot be computed."""
-    d = row.data
-    expected = d["expected"]
-    metric, value, tol = expected["metric"], float(expected["value"]), float(expected.get("tol_pct", 0.5))
-    circular, flagged = bool(d.get("circular")), bool(d.get("known_mismatch"))
-    check = d["check"]
-    base = {"id": d["id"], "check": check, "metric": metric, "expected": value, "tol_pct": tol, "circular": circular}
-    if check == "none":
-        note = "no formula is claimed; the engine's own figure is used"
-        return Result(**base, got=value, error_pct=None, verdict="engine", counted=False, note=note)
-    unknown = sorted(set(row.inputs) - KNOWN_INPUTS)
-    note = f"inputs not understood: {', '.join(unknown)}" if unknown else ""
+    """Outcome of one row; a row that cannot be read or computed is an error that counts, never an exception."""
+    data = row.data if isinstance(row.data, Mapping) else {}
+    circular, flagged = bool(data.get("circular")), bool(data.get("known_mismatch"))
+    blank = Result(str(data.get("id", "(no id)")), "-", "-", None, None, None, 0.0, "error",
+                   counted=not circular and not flagged, circular=circular)  # fmt: skip
     try:
-        metrics = CHECKS[check](row)
-        got = float(metrics[metric])
-    except (GeometryError, KeyError, TypeError, ValueError) as e:
-        return Result(
-            **base, got=None, error_pct=None, verdict="error", counted=not circular, note=f"{type(e).__name__}: {e}"
-        )
-    difference = 100.0 * (got - value) / value if value else (0.0 if got == value else 100.0)
-    signed = -difference if metric in _CAPACITY_METRICS else difference
-    ok = abs(difference) <= tol
-    blind = None
-    if check == "weights":
-        blind = 100.0 * abs(_weights_blind(row) - value) / value
-    verdict = "pass" if ok else ("mismatch" if flagged else "fail")
-    return Result(**base, got=got, error_pct=signed, verdict=verdict, counted=not circular and not flagged, note=note,
-                  blind_error_pct=blind)  # fmt: skip
+        target = row.top.table("expected")
+        blank = replace(
+            blank, check=row.top.text("check"), metric=target.text("metric"), expected=target.number("value"),
+            tol_pct=target.number("tol_pct", 0.5, 0.0),
+        )  # fmt: skip
+        if blank.check == "none":
+            note = "no formula is claimed; the engine's own figure is used"
+            return replace(blank, got=blank.expected, verdict="engine", counted=False, note=note)
+        got = _computed(row, blank.check, blank.metric)
+        blind = 100.0 * _relative(_weights_blind(row), blank.expected) if blank.check == "weights" else None
+    except (GeometryError, RowError) as e:
+        return replace(blank, note=str(e))
+    return _judged(row, blank, got, blind, flagged)
+
+
+def _computed(row: Row, check: str, metric: str) -> float:
+    if check not in CHECKS:
+        raise row.top.fault("check", f"is {check!r}; known: none, {', '.join(CHECKS)}")
+    metrics = CHECKS[check](row)
+    if metric not in metrics:
+        raise row.top.fault("expected.metric", f"is {metric!r}; check {check!r} answers {', '.join(metrics)}")
+    return float(metrics[metric])
+
+
+def _relative(got: float, expected: float | None) -> float:
+    """Distance as a share of what is expected; 1 where nothing was expected and something came."""
+    if not expected:
+        return 0.0 if got == expected else 1.0
+    return abs(got - expected) / abs(expected)
+
+
+def _judged(row: Row, blank: Result, got: float, blind: float | None, flagged: bool) -> Result:
+    unknown = sorted(set(row.inputs.data) - KNOWN_INPUTS)
+    off = 100.0 * _relative(got, blank.expected)
+    # Memory is under-counted by a figure that is too small, or by a capacity that is too large.
+    less = got < (blank.expected or 0.0)
+    under = not less if blank.metric in _CAPACITY_METRICS else less
+    verdict = "pass" if off <= blank.tol_pct else ("mismatch" if flagged else "fail")
+    return replace(
+        blank, got=got, error_pct=-off if under else off, verdict=verdict, blind_error_pct=blind,
+        note=f"inputs not understood: {', '.join(unknown)}" if unknown else "",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +275,9 @@ class Summary:
 
     @property
     def pass_share(self) -> float:
-        """Share of the counted rows that pass; 1 where none is counted."""
+        """Share of the counted rows that pass; 1 where every row is flagged, 0 where there is none."""
         counted = self.counted
-        return sum(r.verdict == "pass" for r in counted) / len(counted) if counted else 1.0
+        return sum(r.verdict == "pass" for r in counted) / len(counted) if counted else float(bool(self.results))
 
     @property
     def under_counted(self) -> tuple[Result, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ground_truth.rows import RowError
 from tests.ground_truth.runner import KV_CHECKS, SHIPPED, Row, Summary, load_rows, p90, run_row, run_rows
 
 
@@ -108,10 +109,68 @@ def test_a_capacity_above_the_report_is_an_under_count() -> None:
     assert error == pytest.approx(-10.0)
 
 
+def test_a_negative_figure_keeps_its_sign() -> None:
+    """An engine that had less than nothing left: more than the report is an under-count, less is not."""
+    row = {
+        "engine": "vllm", "check": "vllm_identity", "inputs": {"util": 0.9, "total_gib": 10, "non_kv_gib": [10.0]},
+        "expected": {"metric": "available_kv_gib", "value": -1.1, "tol_pct": 10},
+    }  # fmt: skip
+    result = run_row(_row(**row))
+    assert (result.verdict, round(result.error_pct or 0, 3)) == ("pass", -9.091)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("engine", "mlx", "engine 'mlx' has no memory rules"),
+        ("engine", None, "field 'engine' is missing"),
+        ("engine", 5, "field 'engine' is 5; expected a string"),
+        ("engine_version", ["0.9"], "field 'engine_version'"),
+        ("check", "magic", "field 'check' is 'magic'; known: none, vllm_tokens"),
+        ("expected", None, "field 'expected.metric' is missing"),
+        ("expected", {"metric": "kv_mib", "value": "many"}, "field 'expected.value' is 'many'; expected a number"),
+        ("expected", {"metric": "kv_mib", "value": float("nan")}, "field 'expected.value' is nan"),
+        ("expected", {"metric": "kv_tib", "value": 1}, "field 'expected.metric' is 'kv_tib'; check 'llama_kv' answers"),
+        ("config", [], "num_hidden_layers"),
+        ("config", "x", "field 'config' is str; expected an object"),
+        ("config", {"attn_groups": [{"kind": "warp", "layers": 1}]}, "field 'config.attn_groups.0.kind' is 'warp'"),
+        ("config", {"attn_groups": [{"kind": "full"}]}, "field 'config.attn_groups.0.layers' is missing"),
+        ("inputs", "x", "field 'inputs' is str; expected an object"),
+        ("inputs", {"mla": [1]}, "field 'inputs.mla'"),
+        ("inputs", {"rs": 5}, "field 'inputs.rs' is int; expected an object"),
+        ("inputs", {"ssm_bytes": 3}, "field 'inputs.ssm_bytes' is 3; known: 1, 2, 4"),
+        ("kv_dtype", 8, "field 'kv_dtype' is 8"),
+        ("kv_dtype", "q9_9", "KV type 'q9_9' is not known"),
+        ("n_ctx", -5, "field 'n_ctx' is -5; expected a number of at least 1"),
+        ("n_ctx", None, "field 'n_ctx' is missing"),
+    ],
+)
+def test_a_row_that_cannot_be_read_names_the_field_and_counts(field: str, value: object, said: str) -> None:
+    """Whatever stands in a field: one line that names it, counted as failed, never an exception."""
+    result = run_row(_row(**{field: value}))
+    assert (result.verdict, result.counted, said in result.note, "\n" in result.line) == ("error", True, True, False)
+
+
+@pytest.mark.parametrize("data", [5, None, "x", [1], {}])
+def test_a_row_that_is_no_object_counts_as_failed(data: object) -> None:
+    """A list entry that is no row at all is an error like any other."""
+    result = run_row(Row(data))  # type: ignore[arg-type]
+    assert (result.verdict, result.counted, result.id) == ("error", True, "(no id)")
+
+
+@pytest.mark.parametrize("text", ["nope", "5", "[]", '{"a": 1}', '{"rows": 5}'])
+def test_a_file_without_rows_is_an_error(tmp_path: Path, text: str) -> None:
+    """A file that holds nothing proves nothing: it is refused by name, not passed."""
+    file = tmp_path / "rows.json"
+    file.write_text(text)
+    with pytest.raises(RowError, match=r"rows\.json: (not readable as JSON|holds no rows)"):
+        load_rows(file)
+
+
 def test_rows_from_elsewhere_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """KVGATE_GROUND_TRUTH names another file of the same format."""
     other = tmp_path / "rows.json"
-    other.write_text(json.dumps(json.loads(SHIPPED.read_text("utf-8"))[:3]))
+    other.write_text(json.dumps(json.loads(SHIPPED[0].read_text("utf-8"))[:3]))
     monkeypatch.setenv("KVGATE_GROUND_TRUTH", str(other))
     lines: list[str] = []
     assert len(run_rows(load_rows(), lines.append).results) == 3

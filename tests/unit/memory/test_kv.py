@@ -12,6 +12,9 @@ from extproc.memory import (
     Flags,
     Geometry,
     KvModel,
+    LayerGroup,
+    LayerKind,
+    StateShape,
     build_kv_model,
     engine_rules,
     geometry_from_config,
@@ -20,6 +23,7 @@ from extproc.memory import (
     shared_prefix_tokens,
 )
 from extproc.memory.caches import cell_cache
+from extproc.memory.geometry import spread
 from extproc.memory.rows import pipeline_stages
 
 LLAMA_8B = {
@@ -385,3 +389,46 @@ def test_a_measured_cost_stands_in_for_a_missing_geometry() -> None:
     kv = KvModel.tokens_only(16, "m", "vllm", 2).measured(1000)
     projection = project(kv, [160], 0, 1)
     assert (projection.kv_blocks, projection.kv_bytes, projection.bytes_per_shard) == (10, 160_000, (80_000, 80_000))
+
+
+# --- groups as vLLM 0.32.0's own kv_cache_utils made them ---------------------------------------------------
+
+
+def _made_of(*groups: LayerGroup) -> Geometry:
+    return Geometry("made", groups, spread(groups))
+
+
+def test_layers_alike_on_a_shard_share_a_group() -> None:
+    """KV heads that tensor parallelism brings to one a shard make one group of 62 layers, not two (7 groups in all)."""
+    made = _made_of(LayerGroup(LayerKind.FULL, 9, 1, 128, 128), LayerGroup(LayerKind.SLIDING, 41, 4, 64, 64, window=128),
+                    LayerGroup(LayerKind.SLIDING, 21, 2, 64, 64, window=128))  # fmt: skip
+    kv = build_kv_model(made, engine_rules("vllm"), tp=4, flags=Flags(max_num_batched_tokens=8192))
+    assert [(g.kind, g.count) for g in kv.pools[0].groups] == [(LayerKind.FULL, 1), (LayerKind.SLIDING, 7)]
+
+
+def test_a_model_that_slides_everywhere_keeps_its_window_without_the_hybrid_manager() -> None:
+    """Only windows beside full layers are given up: 33 sliding layers still hold at most window - 1 + two steps."""
+    made = _made_of(LayerGroup(LayerKind.SLIDING, 33, 1, 256, 256, window=512))
+    kv = build_kv_model(made, engine_rules("vllm"), flags=Flags(max_num_batched_tokens=8192, hybrid_manager=False))
+    assert kv.charged_blocks(131072) == -(-(511 + 2 * 8192) // 16) + 1
+
+
+@pytest.mark.parametrize(("version", "block"), [("0.10", 944), ("0.11.1", 960), ("0.32", 1024)])
+def test_latent_attention_sets_the_granule_of_a_hybrids_block(version: str, block: int) -> None:
+    """A state page of 1,085,440 B beside MLA rows of 1,152 B: multiples of 16, 64 and 128 tokens as versions went on."""
+    made = _made_of(
+        LayerGroup(LayerKind.MLA, 7, 1, 576),
+        LayerGroup(LayerKind.STATE, 20, state=StateShape(0, 0, 0, 1, 1085440 // 4)),
+    )
+    kv = build_kv_model(made, engine_rules("vllm", version), kv_dtype="bf16", flags=Flags(ssm_dtype="f32"))
+    assert kv.block_tokens == block
+
+
+@pytest.mark.parametrize(
+    ("version", "pp", "steps"), [("0.25.1", 1, 1), ("0.25.1", 2, 1), ("0.26.0", 1, 2), ("0.32", 2, 3)]
+)
+def test_steps_in_flight_by_version(version: str, pp: int, steps: int) -> None:
+    """From 0.26 on a window holds the tokens of pp + 1 steps, before of one (vllm#49878)."""
+    made = _made_of(LayerGroup(LayerKind.SLIDING, 8, 1, 64, 64, window=1024))
+    kv = build_kv_model(made, engine_rules("vllm", version), pp=pp, flags=Flags(max_num_batched_tokens=4096))
+    assert kv.pools[0].groups[0].cap_tokens == 1023 + steps * 4096

@@ -128,10 +128,10 @@ def test_sglang_pools_of_a_fixed_ratio_are_bound_by_the_tighter() -> None:
 
 
 def test_graphs_come_on_top_of_older_engines_share() -> None:
-    """Before 0.21 the pool did not pay for CUDA graphs, so it was larger by them on a card with room."""
+    """Before 0.20 the pool did not pay for CUDA graphs, so it was larger by them on a card with room."""
     old, new = (
         plan_row(replace(request("Qwen3-8B", "bf16", 8192, 80), rules=engine_rules("vllm", v)))
-        for v in ("0.20", "0.21")
+        for v in ("0.19", "0.20")
     )
     graphs = 20 * 2**20 * 36
     assert old.overhead_bytes == new.overhead_bytes - graphs
