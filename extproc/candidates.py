@@ -107,12 +107,15 @@ class _Seen:
 class Planner:
     """The configuration compiled for one translation per request; ``kv_models`` builds a target's cost model."""
 
-    __slots__ = ("_config", "_found", "_kv", "_kv_models")
+    __slots__ = ("_config", "_finding", "_found", "_kv", "_kv_models")
 
     def __init__(self, config: Config, kv_models: Callable[[str, int | None], KvModel]) -> None:
         self._config = config
         self._kv_models = kv_models
         self._kv: dict[tuple[str, int | None], KvModel] = {}
+        self._finding = frozenset(
+            name for name, target in config.targets.items() if any(replica.discover for replica in target.replicas)
+        )
         #: Found replicas as if they stood in the file, kept from request to request.
         self._found: dict[str, Replica] = {}
 
@@ -142,7 +145,7 @@ class Planner:
             if target.remote:
                 places.append(self._remote(name, lane, ask_for[name], view(name)))
                 continue
-            known = self._replicas(target, members)
+            known = self._with_found(target, members) if name in self._finding else target.replicas
             if not known:
                 places.append(Place(name, name, None, None, Reason.UNKNOWN_STATE))
             replicas = sorted(known, key=lambda replica: rank(replica.name))[:MAX_PER_TARGET]
@@ -155,10 +158,8 @@ class Planner:
                 places.append(self._local(name, target, replica, lane, ask_for[name], forecast, seen, kept))
         yield places
 
-    def _replicas(self, target: Target, members: Callable[[str], Sequence[str]]) -> Sequence[Replica]:
+    def _with_found(self, target: Target, members: Callable[[str], Sequence[str]]) -> Sequence[Replica]:
         """The target's replicas, those with `discover` replaced by what was found under them."""
-        if all(replica.discover is None for replica in target.replicas):
-            return target.replicas
         known: list[Replica] = []
         for replica in target.replicas:
             if replica.discover is None:

@@ -208,7 +208,8 @@ class Completion:
             now_s = await self._ledger.time_s()
             report = ReplicaReport(
                 replica=target, target=target, engine="openai", node="", instance="", state=ReplicaState.DRAINING,
-                scrape_start_at_s=now_s, scrape_end_at_s=now_s, capacity_blocks=None, block_tokens=1,
+                scrape_start_at_s=now_s, scrape_end_at_s=now_s, capacity_blocks=0, block_tokens=1,
+                running=0, waiting=0,
             )  # fmt: skip
             await self._ledger.publish([report], [], seconds)
 

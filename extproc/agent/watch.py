@@ -142,6 +142,9 @@ class ReplicaWatch:
         if state is ReplicaState.LOST or mono_s - end > self._unknown_s:
             # What a dead engine last showed is neither load nor room; only what it was made with stays.
             reading = replace(reading, used_blocks=None, running=None, waiting=None)
+        if self.engine.outside:
+            # Nothing of it is ours and nothing is reserved there, so after lost data nothing has to be proven either.
+            reading = replace(reading, capacity_blocks=0, running=0, waiting=0)
         return ReplicaReport(
             replica=self.origin.replica,
             target=self.origin.target,
@@ -151,9 +154,8 @@ class ReplicaWatch:
             state=state,
             scrape_start_at_s=start + offset_s,
             scrape_end_at_s=end + offset_s,
-            # A pool of no blocks is an engine that is still loading: unknown, never full for ever. Only of somebody
-            # else's API nothing is ours.
-            capacity_blocks=0 if self.engine.outside else reading.capacity_blocks or None,
+            # A pool of no blocks is an engine that is still loading: unknown, never full for ever.
+            capacity_blocks=reading.capacity_blocks if self.engine.outside else reading.capacity_blocks or None,
             block_tokens=reading.block_tokens,
             used_blocks=reading.used_blocks,
             shows_used=reading.shows_used,
