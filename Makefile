@@ -46,7 +46,7 @@ test-engines: $(VENV)/.dev ## Against real engines that are no dependency of the
 model: $(VENV)/.dev ## 10,000 runs of the ledger's model checker on the real scripts (ARGS="--seed 7")
 	$(BIN)/python -m tests.model.check --runs 10000 --on scripts $(ARGS)
 
-chaos: $(VENV)/.dev ## Three minutes of killed, stopped and cut-off parts under load (ARGS="--seconds 600 --seed 7")
+chaos: $(VENV)/.dev ## Minutes of killed, stopped and cut-off parts under load; the ledger on one server, a cluster, behind Sentinels
 	$(BIN)/python -m tests.chaos $(ARGS)
 
 fuzz: $(VENV)/.dev $(FUZZ)/.ready ## Hypothesis machines with more examples, then 12 minutes of coverage-guided fuzzing (FUZZ_SECONDS)

@@ -22,9 +22,14 @@ def key(pool: str, name: str) -> str:
     return f"{PREFIX}:{{{pool}}}:{name}"
 
 
-def script_keys(pool: str) -> list[str]:
-    """The KEYS of every script of one pool."""
-    return [key(pool, name) for name in SCRIPT_KEYS]
+#: A key that never exists, last in KEYS on a cluster. A node whose slot is on its way to another runs a script while all
+#: of its keys are there; one that then removed the last entry of one of them would be cut off half way through.
+ABSENT = "absent"
+
+
+def script_keys(pool: str, *, cluster: bool = False) -> list[str]:
+    """The KEYS of every script of one pool; with ``ABSENT`` on a cluster."""
+    return [key(pool, name) for name in (*SCRIPT_KEYS, *((ABSENT,) if cluster else ()))]
 
 
 def decisions_key(pool: str) -> str:

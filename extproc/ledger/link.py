@@ -5,7 +5,8 @@ leave in one write and their replies are read in one go, so concurrency makes ba
 order of the calls; a call that gave up leaves its place, and its late reply is thrown away.
 
 There is no offline queue: while the connection is away a call fails at once. A failure says whether the command can
-have run: ``NotRun`` (it did not) or ``OutcomeUnknown``.
+have run: ``NotRun`` (it did not) or ``OutcomeUnknown``. Only a command that the server sent elsewhere is sent again, to
+where it belongs by then, and within the deadline of its call.
 """
 
 from __future__ import annotations
@@ -31,20 +32,31 @@ RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
 FAILURES_TO_OPEN = 3
 #: ... for this long: calls with a shorter deadline than PATIENT_S fail at once, the patient ones go on.
 OPEN_S, PATIENT_S = 0.5, 0.5
-#: A connection on which calls wait and nothing at all has come for this long is dropped and built anew.
-STALL_S = 2.0
+#: A connection on which calls wait and nothing at all has come for this long is dropped and built anew. With Sentinels
+#: or a cluster a failover has to take longer than this and one call, or a stopped master that goes on is believed.
+STALL_S = 1.5
 #: More unanswered calls than this are refused at once: they could not be served in time.
 MAX_PENDING = 8192
-#: Replies that say "not here, not now"; the command did not run.
+#: Replies that say "not here": the connection is built anew. The command did not run.
 ELSEWHERE = ("MOVED", "READONLY", "MASTERDOWN")
-NOT_NOW = ("ASK", "LOADING", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "OOM", "NOAUTH", "WRONGPASS", "NOPERM", "MISCONF",
-           "NOREPLICAS", "UNKILLABLE")  # fmt: skip
+#: Replies of a cluster whose slot is between two nodes. Following ASK would not help: the node that takes the slot over
+#: runs nothing on several keys before it has them all, and a stream must not grow in two places.
+UNDER_WAY = ("ASK", "TRYAGAIN")
+#: Pause before a command that met a slot under way is sent again.
+UNDER_WAY_S = 0.005
+#: Replies that say "not now"; the command did not run.
+NOT_NOW = ("LOADING", "CLUSTERDOWN", "BUSY", "OOM", "NOAUTH", "WRONGPASS", "NOPERM", "MISCONF", "NOREPLICAS",
+           "UNKILLABLE")  # fmt: skip
 
 _INCOMPLETE = object()
 
 
 class NotRun(LedgerDown):
     """The server did not run the command."""
+
+
+class _Redirected(NotRun):
+    """It belongs elsewhere, or will in a moment."""
 
 
 class OutcomeUnknown(LedgerDown):
@@ -81,6 +93,12 @@ class _Stream(asyncio.Protocol):
                 future.set_exception(OutcomeUnknown(f"connection lost: {exc or 'closed by the server'}"))
         self._transport = None
         self.closed.set()
+
+    @property
+    def peer(self) -> str:
+        """The address of the other side; only while it is connected over TCP."""
+        assert self._transport is not None
+        return str(self._transport.get_extra_info("peername")[0])
 
     @property
     def pending(self) -> int:
@@ -132,6 +150,8 @@ class Link:
         self._failures = 0
         self._open_until_s = 0.0
         self._moved_to: tuple[str, int] | None = None
+        #: The host of the URL to ask first: one that does not answer is asked last.
+        self._first = 0
         self._task: asyncio.Task[None] | None = None
         self.up = asyncio.Event()
         self.last_error = "not connected yet"
@@ -167,22 +187,36 @@ class Link:
 
     async def call(self, packed: bytes, timeout_s: float) -> Any:
         """One command's reply; errors as ``NotRun`` or ``OutcomeUnknown``, except NOSCRIPT, which is returned."""
-        stream = self._stream
-        if stream is None or not self.up.is_set() or (timeout_s < PATIENT_S and not self.usable):
-            raise NotRun(f"ledger away: {self.last_error}")
-        if stream.pending >= MAX_PENDING:
-            raise NotRun(f"{MAX_PENDING} ledger calls unanswered")
+        until_s = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            stream = self._stream
+            if stream is None or not self.up.is_set() or (timeout_s < PATIENT_S and not self.usable):
+                raise NotRun(f"ledger away: {self.last_error}")
+            if stream.pending >= MAX_PENDING:
+                raise NotRun(f"{MAX_PENDING} ledger calls unanswered")
+            try:
+                async with asyncio.timeout_at(until_s):
+                    reply = await stream.send(packed)
+            except TimeoutError:
+                self._timed_out(stream, timeout_s)
+                raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None
+            if timeout_s < PATIENT_S:
+                self._failures, self._open_until_s = 0, 0.0
+            if not isinstance(reply, hiredis.ReplyError):
+                return reply
+            try:
+                return self._error(str(reply), reply, stream)
+            except _Redirected as redirected:
+                await self._until_there(until_s, redirected)
+
+    async def _until_there(self, until_s: float, redirected: _Redirected) -> None:
+        """Wait until a command that was sent elsewhere may be sent again; raises ``redirected`` at the deadline."""
         try:
-            async with asyncio.timeout(timeout_s):
-                reply = await stream.send(packed)
+            async with asyncio.timeout_at(until_s):
+                await asyncio.sleep(UNDER_WAY_S)
+                await self.up.wait()
         except TimeoutError:
-            self._timed_out(stream, timeout_s)
-            raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None
-        if timeout_s < PATIENT_S:
-            self._failures, self._open_until_s = 0, 0.0
-        if isinstance(reply, hiredis.ReplyError):
-            return self._error(str(reply), reply, stream)
-        return reply
+            raise redirected from None
 
     async def calls(self, packed: Sequence[bytes], timeout_s: float) -> list[Any]:
         """Many commands in one write and one wait, for callers that are patient: a reply or a ``LedgerDown`` for each.
@@ -224,28 +258,32 @@ class Link:
         if code in ELSEWHERE:
             if code == "MOVED":
                 host, _, port = message.split(" ")[2].rpartition(":")
-                self._moved_to = (host, int(port))
+                # A node that does not know the other's name means its own.
+                self._moved_to = (stream.peer if host in ("", "?") else host, int(port))
             if stream is self._stream:
                 self.drop(message)
-        if code in ELSEWHERE or code in NOT_NOW:
+        if code in ELSEWHERE or code in UNDER_WAY:
+            raise _Redirected(f"ledger answered {message}")
+        if code in NOT_NOW:
             raise NotRun(f"ledger answered {message}")
         raise LedgerDown(f"ledger answered {message}")
 
     async def _run(self) -> None:
-        pause_s = RETRY_MIN_S
+        pause_s, told = RETRY_MIN_S, ""
         while True:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S * 3):
                     stream = await self._open()
             except (OSError, TimeoutError, LedgerDown) as e:
-                text = str(e) or "timed out"
-                if text != self.last_error:
-                    log.warning("ledger %s away: %s", self._address.printable, text)
-                self.last_error = text
+                self.last_error = str(e) or "timed out"
+                self._first += 1
+                if self._moved_to is None and self.last_error != told:  # being sent on is no news
+                    told = self.last_error
+                    log.warning("ledger %s away: %s", self._address.printable, told)
                 await asyncio.sleep(pause_s)
                 pause_s = min(RETRY_MAX_S, pause_s * 2)
                 continue
-            pause_s = RETRY_MIN_S
+            pause_s, told = RETRY_MIN_S, ""
             self._stream = stream
             self.up.set()
             log.info("ledger %s connected", self._address.printable)
@@ -254,9 +292,9 @@ class Link:
                 self.drop("connection lost")
 
     async def _open(self) -> _Stream:
-        host = await self._master()
         moved, self._moved_to = self._moved_to, None
-        stream = await self._connect(moved or host)
+        host = moved or await self._master()
+        stream = await self._connect(host)
         try:
 
             async def ask(*parts: bytes | str | int) -> Any:
@@ -271,6 +309,9 @@ class Link:
             if self._address.db:
                 await ask("SELECT", self._address.db)
             await self._on_up(ask)
+            if self._address.kind == "sentinel" and host != await self._master():
+                # It was stopped while another was promoted, and has not heard of it yet.
+                raise NotRun("the master changed while it was asked")
         except BaseException:
             stream.close()
             raise
@@ -287,36 +328,39 @@ class Link:
         return stream
 
     async def _master(self) -> tuple[str, int] | None:
-        """The host to connect to: the URL's, whichever of a cluster's answers, or what a Sentinel names."""
+        """The host to connect to: the URL's, whichever of a cluster's is next, or what a Sentinel names."""
         a = self._address
         if a.kind == "single":
             return a.hosts[0] if a.hosts else None
+        first = self._first % len(a.hosts)
+        hosts = a.hosts[first:] + a.hosts[:first]
+        if a.kind == "cluster":
+            return hosts[0]
         problems: list[str] = []
-        for host in a.hosts:
+        for host in hosts:
             try:
-                stream = await self._connect(host)
-            except (OSError, TimeoutError) as e:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    found = await self._ask_sentinel(host)
+            except (OSError, TimeoutError, LedgerDown) as e:
                 problems.append(f"{host[0]}:{host[1]}: {str(e) or 'timed out'}")
                 continue
-            try:
-                if a.kind == "cluster":
-                    return host
-                found = await _ask_sentinel(stream, a)
-                if found is not None:
-                    return found
-                problems.append(f"{host[0]}:{host[1]}: knows no master {a.service!r}")
-            finally:
-                stream.close()
+            if found is not None:
+                return found
+            problems.append(f"{host[0]}:{host[1]}: knows no master {a.service!r}")
         raise NotRun("; ".join(problems))
 
-
-async def _ask_sentinel(stream: _Stream, address: Address) -> tuple[str, int] | None:
-    login = address.sentinel_login.command()
-    if login is not None:
-        await stream.send(pack(*login))
-    reply: Sequence[bytes] | hiredis.ReplyError | None = await stream.send(
-        pack("SENTINEL", "get-master-addr-by-name", address.service)
-    )
-    if reply is None or isinstance(reply, hiredis.ReplyError):
-        return None
-    return reply[0].decode(), int(reply[1])
+    async def _ask_sentinel(self, host: tuple[str, int]) -> tuple[str, int] | None:
+        """The master's address as this Sentinel knows it; None where it knows no such master."""
+        stream = await self._connect(host)
+        try:
+            login = self._address.sentinel_login.command()
+            if login is not None:
+                await stream.send(pack(*login))
+            reply: Sequence[bytes] | hiredis.ReplyError | None = await stream.send(
+                pack("SENTINEL", "get-master-addr-by-name", self._address.service)
+            )
+        finally:
+            stream.close()
+        if reply is None or isinstance(reply, hiredis.ReplyError):
+            return None
+        return reply[0].decode(), int(reply[1])

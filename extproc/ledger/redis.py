@@ -71,7 +71,8 @@ class RedisLedger(Ledger):
         self, url: str, pool: str, *, deadline_s: float, fresh: bool, periodic_s: float,
         background_deadline_s: float, test_clock: Callable[[], float] | None,
     ) -> None:  # fmt: skip
-        names = keys.script_keys(pool)
+        address = parse(url)
+        names = keys.script_keys(pool, cluster=address.kind == "cluster")
         self._scripts = scripts.load_all()
         self._heads = {
             name: _head(len(names) + 5, "EVALSHA", script.sha, len(names), *names)
@@ -82,7 +83,7 @@ class RedisLedger(Ledger):
         self._fresh = fresh
         self._periodic_s = periodic_s
         self._test_clock = test_clock
-        self._link = Link(parse(url), self._on_up)
+        self._link = Link(address, self._on_up)
         self._kept: deque[tuple[float, End]] = deque(maxlen=MAX_KEPT_ENDS)
         self._kept_some = asyncio.Event()
         self._kept_none = asyncio.Event()

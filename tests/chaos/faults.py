@@ -19,8 +19,9 @@ class Scene:
     """The parts that faults act on, and what they leave behind for the final account."""
 
     stack: Stack
-    proxy: Proxy
     rng: random.Random
+    #: The way to the ledger, where it is one server.
+    proxy: Proxy | None = None
     #: Engine -> when it was killed (monotonic): streams on it then are the engine's victims, not kvgate's.
     killed: dict[str, list[float]] = field(default_factory=dict)
     #: What the engines counted before a kill took their counts along.
@@ -94,29 +95,41 @@ async def ledger_stopped(scene: Scene) -> None:
 
 async def ledger_slow(scene: Scene) -> None:
     """500 ms each way to the ledger."""
-    scene.proxy.delay_s = 0.5
+    proxy = _proxy(scene)
+    proxy.delay_s = 0.5
     await asyncio.sleep(scene.rng.uniform(2.0, 5.0))
-    scene.proxy.delay_s = 0.0
+    proxy.delay_s = 0.0
 
 
 async def ledger_cut(scene: Scene) -> None:
     """Connections to the ledger break, a few times."""
     for _ in range(scene.rng.randint(1, 4)):
-        scene.proxy.cut()
+        _proxy(scene).cut()
         await asyncio.sleep(scene.rng.uniform(0.1, 0.7))
 
 
 async def ledger_unreachable(scene: Scene) -> None:
     """No way to the ledger, which lives."""
-    scene.proxy.closed = True
-    scene.proxy.cut()
+    proxy = _proxy(scene)
+    proxy.closed = True
+    proxy.cut()
     await asyncio.sleep(scene.rng.uniform(0.5, 6.0))
-    scene.proxy.closed = False
+    proxy.closed = False
 
 
-FAULTS: tuple[Callable[[Scene], Awaitable[None]], ...] = (
+def _proxy(scene: Scene) -> Proxy:
+    assert scene.proxy is not None
+    return scene.proxy
+
+
+Fault = Callable[[Scene], Awaitable[None]]
+#: Faults of kvgate's own parts and of the engines.
+COMMON: tuple[Fault, ...] = (
     serve_killed, serve_told_to_go, serve_stopped, agent_killed, agent_stopped, engine_killed,
-    ledger_killed, ledger_lost, ledger_stopped, ledger_slow, ledger_cut, ledger_unreachable,
+)  # fmt: skip
+#: The deck where the ledger is one server.
+SINGLE_DECK: tuple[Fault, ...] = (
+    *COMMON, ledger_killed, ledger_lost, ledger_stopped, ledger_slow, ledger_cut, ledger_unreachable,
 )  # fmt: skip
 
 

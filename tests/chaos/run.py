@@ -1,4 +1,7 @@
-"""The chaos run: load through real Envoy while parts are killed, stopped and cut off at random; then the account."""
+"""The chaos run: load through real Envoy while parts are killed, stopped and cut off at random; then the account.
+
+A run has three phases, each with a stack of its own: the ledger on one server, on a cluster, behind Sentinels.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from extproc.local.client import Reply
-from tests.chaos.faults import FAULTS, Scene
+from tests.chaos.failovers import CLUSTER_DECK, SENTINELS_DECK
+from tests.chaos.faults import SINGLE_DECK, Fault, Scene
 from tests.chaos.proxy import Proxy
+from tests.support.deployments import ValkeyCluster, ValkeySentinels
 from tests.support.load import chat, malformed, over_capacity, whole
 from tests.support.stack import Stack, running
 
@@ -62,8 +67,8 @@ class Account:
 
 
 @contextmanager
-def scene(seed: int) -> Iterator[Scene]:
-    """A stack whose way to the ledger leads through the proxy."""
+def single(seed: int) -> Iterator[Scene]:
+    """One server; the way to it leads through the proxy."""
     proxies: list[Proxy] = []
 
     def through(valkey: Any) -> str:
@@ -72,19 +77,58 @@ def scene(seed: int) -> Iterator[Scene]:
 
     try:
         with running(ENGINES, TARGETS, ledger_url=through, durable=True, **REST) as stack:
-            yield Scene(stack, proxies[0], random.Random(seed))
+            yield Scene(stack, random.Random(seed), proxies[0])
     finally:
         for proxy in proxies:
             proxy.stop()
 
 
-async def chaos(at: Scene, seconds: float, *, per_s: float = 6.0, say: Any = lambda _: None) -> Account:
+@contextmanager
+def cluster(seed: int) -> Iterator[Scene]:
+    """Three masters, each with a replica."""
+    with (
+        ValkeyCluster(replicas=1, durable=True) as server,
+        running(ENGINES, TARGETS, server=server, **REST) as stack,
+    ):
+        yield Scene(stack, random.Random(seed))
+
+
+@contextmanager
+def sentinels(seed: int) -> Iterator[Scene]:
+    """A master and a replica under three Sentinels."""
+    with (
+        ValkeySentinels(durable=True) as server,
+        running(ENGINES, TARGETS, server=server, **REST) as stack,
+    ):
+        yield Scene(stack, random.Random(seed))
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A deployment of the ledger, its faults, and its share of a whole run."""
+
+    name: str
+    scene: Callable[[int], AbstractContextManager[Scene]]
+    deck: Sequence[Fault]
+    share: float
+
+
+PHASES = (
+    Phase("one server", single, SINGLE_DECK, 0.4),
+    Phase("cluster", cluster, CLUSTER_DECK, 0.3),
+    Phase("Sentinels", sentinels, SENTINELS_DECK, 0.3),
+)
+
+
+async def chaos(
+    at: Scene, deck: Sequence[Fault], seconds: float, *, per_s: float = 6.0, say: Any = lambda _: None
+) -> Account:
     """Load and faults for ``seconds``, then quiet, then the account."""
     for name in ENGINES:
         at.stack.engines[name].faults(abort_lag_s=0.3)
     clients: list[asyncio.Task[Client]] = []
     load = asyncio.create_task(_load(at, clients, per_s))
-    faults = await _faults(at, seconds, say)
+    faults = await _faults(at, deck, seconds, say)
     load.cancel()
     await asyncio.gather(load, return_exceptions=True)
     done = list(await asyncio.gather(*clients))
@@ -112,23 +156,29 @@ async def _client(stack: Stack, rng: random.Random, number: int) -> Client:
     return Client(began, leaves, reply, time.monotonic())
 
 
-async def _faults(at: Scene, seconds: float, say: Any) -> Counter[str]:
+async def _faults(at: Scene, cards: Sequence[Fault], seconds: float, say: Any) -> Counter[str]:
     """Faults in a shuffled order, so that each comes before any comes again; now and then two at once."""
     until = time.monotonic() + seconds
     counted: Counter[str] = Counter()
-    deck: list[Any] = []
+    deck: list[Fault] = []
     while time.monotonic() < until:
         await asyncio.sleep(at.rng.uniform(0.5, 2.5))
         if not deck:
-            deck = at.rng.sample(FAULTS, len(FAULTS))
+            deck = at.rng.sample(cards, len(cards))
         chosen = [deck.pop()]
-        if deck and at.rng.random() < 0.3 and deck[-1].__name__.split("_")[0] != chosen[0].__name__.split("_")[0]:
+        if deck and at.rng.random() < 0.3 and _part(deck[-1]) != _part(chosen[0]):
             chosen.append(deck.pop())
         names = [fault.__name__ for fault in chosen]
         say(f"{max(0.0, until - time.monotonic()):5.0f} s to go: {' and '.join(names)}")
         counted.update(names)
         await asyncio.gather(*(fault(at) for fault in chosen))
     return counted
+
+
+def _part(fault: Fault) -> str:
+    """What a fault breaks; two at once break different parts."""
+    part = fault.__name__.split("_")[0]
+    return "ledger" if part in ("owner", "slot", "master", "sentinel") else part
 
 
 async def _close(at: Scene, account: Account, last_s: float) -> None:
@@ -192,10 +242,10 @@ def _engine_died(at: Scene, client: Client) -> bool:
     return any(client.began_s - 0.5 <= death <= client.ended_s + 0.5 for death in deaths)
 
 
-def play(seconds: float, seed: int, say: Any = lambda _: None) -> Account:
-    """A whole run, from the first process to the account."""
-    with scene(seed) as at:
-        account = asyncio.run(chaos(at, seconds, say=say))
+def play(phase: Phase, seconds: float, seed: int, say: Any = lambda _: None) -> Account:
+    """One phase, from the first process to the account."""
+    with phase.scene(seed) as at:
+        account = asyncio.run(chaos(at, phase.deck, seconds, say=say))
         if account.problems:
             with suppress(OSError):
                 account.figures["logs"] = at.stack.logs()

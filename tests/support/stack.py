@@ -30,11 +30,14 @@ from extproc.ledger.base import LedgerSnapshot
 from extproc.ledger.redis import RedisLedger
 from extproc.local.client import Reply, request
 from tests.support import envoy_process
+from tests.support.deployments import ValkeyCluster, ValkeySentinels
 from tests.support.valkey import ValkeyServer
 
 READY_WITHIN_S = 60.0
 STOP_WITHIN_S = 15.0
 LEDGER_WITHIN_S = 10.0
+
+LedgerServer = ValkeyServer | ValkeyCluster | ValkeySentinels
 
 
 @dataclass
@@ -86,13 +89,19 @@ class Stack:
 
     folder: Path
     config_path: Path
-    valkey: ValkeyServer
+    server: LedgerServer
     engines: dict[str, Engine]
     envoy: envoy_process.Envoy
     agent: subprocess.Popen[bytes] | None
     serves: list[subprocess.Popen[bytes]]
     listens: list[str]
     _stack: ExitStack = field(repr=False, default_factory=ExitStack)
+
+    @property
+    def valkey(self) -> ValkeyServer:
+        """The ledger's one server."""
+        assert isinstance(self.server, ValkeyServer)
+        return self.server
 
     async def send(
         self,
@@ -112,7 +121,7 @@ class Stack:
 
     async def ledger(self) -> RedisLedger:
         """A ledger client of the test's own; the caller closes it."""
-        return await RedisLedger.connect(self.valkey.url, load(self.config_path).ledger.pool, deadline_s=2.0)
+        return await RedisLedger.connect(self.server.url, load(self.config_path).ledger.pool, deadline_s=2.0)
 
     async def snapshot(self) -> LedgerSnapshot:
         """The ledger as it is now; a loaded machine gets some patience."""
@@ -213,7 +222,7 @@ def config_of(
     engines: Mapping[str, Engine],
     targets: Mapping[str, Any],
     rest: Mapping[str, Any],
-    valkey: ValkeyServer,
+    ledger_url: str,
     folder: Path,
 ) -> dict[str, Any]:
     """kvgate.yaml for these engines: a replica's ``url``, where it has none, is filled in by its name."""
@@ -225,7 +234,7 @@ def config_of(
         if "engineName" in target:
             target["url"] = f"http://127.0.0.1:{engines[target.pop('engineName')].port}"
     merged: dict[str, Any] = {
-        "ledger": {"url": valkey.url, "deadlineMs": 200},
+        "ledger": {"url": ledger_url, "deadlineMs": 200},
         "serve": {"listen": f"unix:{folder}/x.sock", "admin": "127.0.0.1:0", "countDeadlineMs": 300},
         "envoy": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "messageTimeoutMs": 1000},
         "agent": {"intervalS": 0.3, "admin": "127.0.0.1:0", "node": "test"},
@@ -248,25 +257,27 @@ def running(
     on_engines: Callable[[Mapping[str, int]], None] = lambda _: None,
     ledger_url: Callable[[ValkeyServer], str] = lambda valkey: valkey.url,
     durable: bool = False,
+    server: LedgerServer | None = None,
     **rest: Any,
 ) -> Iterator[Stack]:
     """A stack of ``engines`` (name -> the emulator's arguments) behind ``targets`` and the configuration ``rest``.
 
     ``on_engines`` hears every engine's port as soon as they listen; ``ledger_url`` is the way from kvgate to Valkey.
-    ``durable``: Valkey's data survives its own death.
+    ``durable``: Valkey's data survives its own death. ``server``: the ledger's, started and ended by the caller.
     """
     folder = Path(tempfile.mkdtemp(prefix="kvg-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        valkey = ValkeyServer(appendonly=durable).start()
-        stack.callback(valkey.close)
+        if server is None:
+            server = ValkeyServer(appendonly=durable).start()
+            stack.callback(server.close)
         made = {name: Engine(name, arguments, folder) for name, arguments in engines.items()}
         for engine in made.values():
             engine.start()
             stack.callback(_stop, lambda engine=engine: engine.process)
         on_engines({name: engine.port for name, engine in made.items()})
-        config = config_of(made, targets, rest, valkey, folder)
-        config["ledger"]["url"] = ledger_url(valkey)
+        url = ledger_url(server) if isinstance(server, ValkeyServer) else server.url
+        config = config_of(made, targets, rest, url, folder)
         if serves > 1:
             config["serve"]["workers"] = serves
         path = folder / "kvgate.yaml"
@@ -276,7 +287,7 @@ def running(
         running_envoy = stack.enter_context(
             envoy_process.running(build(load(path)), folder, environment={**os.environ, **(environment or {})})
         )
-        made_stack = Stack(folder, path, valkey, made, running_envoy, None, [], listens, stack)
+        made_stack = Stack(folder, path, server, made, running_envoy, None, [], listens, stack)
         made_stack.start_agent()
         stack.callback(_stop, lambda: made_stack.agent)
         for number in range(serves):

@@ -15,6 +15,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import hiredis
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
@@ -42,6 +45,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def command(port: int, *parts: str | int, timeout_s: float = 5.0) -> Any:
+    """One command on a connection of its own; errors come back as ``hiredis.ReplyError``, an outage as OSError."""
+    reader = hiredis.Reader()
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as s:
+        s.sendall(hiredis.pack_command(parts))
+        while (reply := reader.gets()) is False:
+            received = s.recv(65536)
+            if not received:
+                raise ConnectionError(f"port {port} closed before it answered")
+            reader.feed(received)
+    return reply
+
+
 class ValkeyServer:
     """One server process: ``start``, ``stop`` (SIGTERM), ``kill`` (SIGKILL), ``pause``/``resume``, ``port``, ``url``.
 
@@ -54,7 +70,7 @@ class ValkeyServer:
         self.port = 0
         self._appendonly = appendonly
         self._extra = list(extra)
-        self._folder = tempfile.mkdtemp(prefix="kvgate-valkey-")
+        self._folder = Path(tempfile.mkdtemp(prefix="kvgate-valkey-"))
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -74,11 +90,7 @@ class ValkeyServer:
         fixed = self.port
         while True:
             self.port = fixed or free_port()
-            self._process = subprocess.Popen(
-                [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self._folder,
-                 "--appendonly", "yes" if self._appendonly else "no", "--appendfsync", "always", *self._extra],
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            self._process = subprocess.Popen(self._command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             while time.monotonic() < deadline:
                 if self._answers():
                     return self
@@ -88,6 +100,13 @@ class ValkeyServer:
             self.kill()
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.binary} did not answer on port {self.port} within {START_TIMEOUT_S} s")
+
+    def _command(self) -> list[str]:
+        """The command line for ``self.port``."""
+        return [
+            self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder),
+            "--appendonly", "yes" if self._appendonly else "no", "--appendfsync", "always", *self._extra,
+        ]  # fmt: skip
 
     def _answers(self) -> bool:
         try:
@@ -119,7 +138,7 @@ class ValkeyServer:
 
     def lose_data(self) -> None:
         """Remove what a stopped server would load at its next start."""
-        for path in Path(self._folder).iterdir():
+        for path in self._folder.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def pause(self) -> None:

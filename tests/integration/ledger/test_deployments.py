@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import ssl
-import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,13 @@ import pytest
 from extproc.errors import LedgerDown
 from extproc.ledger import keys
 from extproc.ledger.address import parse
-from extproc.ledger.link import pack
 from extproc.ledger.redis import RedisLedger
 from tests.integration.ledger.test_outages import PLACE, blocks, raw, until
 from tests.support import certificate
-from tests.support.ledgers import ask, device, end, record, report, reservation
-from tests.support.valkey import ValkeyServer, free_port, redis_binary
+from tests.support.deployments import ValkeyCluster, ValkeySentinels, in_step, info
+from tests.support.deployments import until as wait
+from tests.support.ledgers import ask, candidate, device, end, need, record, report, reservation
+from tests.support.valkey import ValkeyServer, command, redis_binary
 
 
 async def whole_life(ledger: RedisLedger) -> None:
@@ -47,9 +48,9 @@ async def test_the_documented_acl_user_can_do_everything_and_nothing_else(
     url = f"redis://u-{pool}:s3%3Ac%2Fret@127.0.0.1:{valkey.port}/0"
     own = await RedisLedger.connect(url, pool, deadline_s=5.0)
     await whole_life(own)
-    for command in (["GET", keys.key(pool, "meta")], ["HGETALL", keys.key("other", "meta")], ["KEYS", "*"]):
+    for forbidden in (["GET", keys.key(pool, "meta")], ["HGETALL", keys.key("other", "meta")], ["KEYS", "*"]):
         with pytest.raises(LedgerDown, match="NOPERM"):
-            await raw(own, *command)
+            await raw(own, *forbidden)
     await own.close()
     await raw(ledger, "ACL", "DELUSER", f"u-{pool}")
 
@@ -113,108 +114,185 @@ async def test_a_replica_is_not_a_ledger_until_it_is_promoted(server: ValkeyServ
         await ledger.close()
 
 
-def started(arguments: list[str]) -> subprocess.Popen[bytes]:
-    """A process of the test's own."""
-    return subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+@pytest.fixture(params=["valkey", *(["redis"] if redis_binary() else [])])
+def binary(request: pytest.FixtureRequest) -> str | None:
+    """Each server that is installed."""
+    return redis_binary() if request.param == "redis" else None
 
 
-def command(port: int, *parts: str) -> bytes:
-    """One command on a connection of its own; the raw reply."""
-    import socket
+@pytest.fixture
+def sentinels(binary: str | None) -> Iterator[ValkeySentinels]:
+    """A master, its replica, and three Sentinels."""
+    with ValkeySentinels(binary=binary) as made:
+        yield made
 
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as s:
-        s.sendall(pack(*parts))
-        return s.recv(65536)
+
+@pytest.fixture
+def cluster(binary: str | None) -> Iterator[ValkeyCluster]:
+    """Three masters that share the slots."""
+    with ValkeyCluster(binary=binary) as made:
+        yield made
+
+
+async def connected(url: str, pool: str, deadline_s: float = 5.0) -> RedisLedger:
+    """A ledger that works."""
+    ledger = await RedisLedger.connect(url, pool, deadline_s=deadline_s, fresh=True, wait_s=10.0)
+    await until(lambda: ledger.status.state == "ok", 20)
+    return ledger
 
 
 @pytest.mark.chaos
-async def test_a_sentinel_failover_is_followed(pool: str, tmp_path: Path) -> None:
-    """The master is killed; the ledger is on the promoted replica within seconds, with its reservations."""
-    with ValkeyServer() as master, ValkeyServer(extra=["--replicaof", "127.0.0.1", str(master.port)]) as replica:
-        port = free_port()
-        conf = tmp_path / "sentinel.conf"
-        conf.write_text(
-            f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsentinel monitor main 127.0.0.1 {master.port} 1\n"
-            "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n"
-        )
-        sentinel = started([master.binary, str(conf), "--sentinel"])
-        try:
-            await asyncio.sleep(0.5)
-            url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/main"
-            ledger = await RedisLedger.connect(url, pool, fresh=True)
-            await until(lambda: ledger.status.state == "ok")
-            assert (await ledger.reserve(ask("1", PLACE))).chosen == 0
-            await until(lambda: b"slave0" in command(port, "INFO") or b"slaves=1" in command(port, "INFO"), 15)
-            await until(lambda: b"state=online" in command(master.port, "INFO", "replication"))
-            await asyncio.sleep(0.2)
-            master.kill()
-            began = time.monotonic()
-            await until(lambda: ledger.status.state == "degraded")
-            await until(lambda: ledger.status.state == "ok", 30)
-            assert time.monotonic() - began < 20
-            assert await blocks(ledger) == 10
-            assert b"role:master" in command(replica.port, "INFO", "replication")
-            await ledger.close()
-        finally:
-            sentinel.terminate()
-            sentinel.wait(5)
+async def test_a_sentinel_failover_is_followed(sentinels: ValkeySentinels, pool: str) -> None:
+    """The master is killed and one Sentinel does not answer; the ledger is on the promoted replica with its reservations."""
+    ledger = await connected(sentinels.url, pool)
+    assert (await ledger.reserve(ask("1", PLACE))).chosen == 0
+    master, first = sentinels.master(), sentinels.sentinels[0]
+    await until(lambda: in_step(master.port, 1))
+    master.kill()
+    await asyncio.to_thread(wait, lambda: sentinels.master() is not master, 40, "a replica is promoted")
+    first.pause()
+    await until(lambda: ledger.status.state == "ok", 30)
+    assert await blocks(ledger) == 10
+    await ledger.close()
+    first.resume()
 
 
-@pytest.fixture(params=["valkey", *(["redis"] if redis_binary() else [])])
-def cluster(request: pytest.FixtureRequest) -> Iterator[list[ValkeyServer]]:
-    """Three masters that share the slots."""
-    binary = redis_binary() if request.param == "redis" else None
-    nodes = [
-        ValkeyServer(binary=binary, extra=["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]).start()
-        for _ in range(3)
-    ]
-    try:
-        for node, (first, last) in zip(nodes, ((0, 5460), (5461, 10922), (10923, 16383)), strict=True):
-            command(node.port, "CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
-        for node in nodes[1:]:
-            command(node.port, "CLUSTER", "MEET", "127.0.0.1", str(nodes[0].port))
-        deadline = time.monotonic() + 20
-        while not all(b"cluster_state:ok" in command(n.port, "CLUSTER", "INFO") for n in nodes):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield nodes
-    finally:
-        for node in nodes:
-            node.close()
+@pytest.mark.chaos
+async def test_a_stopped_master_that_goes_on_is_not_believed(sentinels: ValkeySentinels, pool: str) -> None:
+    """It was stopped until another was promoted, and goes on as a master: nothing is admitted there any more."""
+    ledger = await connected(sentinels.url, pool, deadline_s=0.2)
+    master = sentinels.master()
+    await until(lambda: in_step(master.port, 1))
+    admitted: list[str] = []
+
+    async def asking() -> None:
+        for number in itertools.count():
+            with suppress(LedgerDown):
+                await ledger.reserve(ask(str(number), candidate(n=need(1), static_capacity_blocks=100_000)))
+                admitted.append(str(number))
+            await asyncio.sleep(0.02)
+
+    asks = asyncio.create_task(asking())
+    master.pause()
+    await asyncio.to_thread(wait, lambda: sentinels.master() is not master, 40, "a replica is promoted")
+    master.resume()
+    await until(lambda: info(master.port, "replication")["role"] == "slave", 40)
+    asks.cancel()
+    await until(lambda: ledger.status.state == "ok" and ledger.status.kept_ends == 0, 20)
+    assert admitted
+    assert set(admitted) <= {held.reservation.rid for held in await ledger.reservations("a")}
+    await ledger.close()
 
 
-async def test_pools_spread_over_a_cluster_and_every_script_stays_in_one_slot(cluster: list[ValkeyServer]) -> None:
+@pytest.mark.chaos
+async def test_pools_spread_over_a_cluster_and_every_script_stays_in_one_slot(cluster: ValkeyCluster) -> None:
     """Whichever node is asked first, MOVED leads to the right one; no CROSSSLOT."""
-    hosts = ",".join(f"127.0.0.1:{node.port}" for node in cluster)
     holders = set()
     for name in ("p1", "p2", "p3", "p4", "p5", "p6"):
-        ledger = await RedisLedger.connect(f"redis+cluster://{hosts}", name, deadline_s=2.0, fresh=True, wait_s=5.0)
+        ledger = await connected(cluster.url, name)
         await whole_life(ledger)
         await ledger.close()
-        holders |= {n.port for n in cluster if b"kvgate:{%b}" % name.encode() in command(n.port, "KEYS", "*")}
+        holders.add(cluster.owner(cluster.slot(keys.key(name, "meta"))))
     assert len(holders) > 1
 
 
-async def test_a_slot_that_moves_is_followed(cluster: list[ValkeyServer]) -> None:
-    """After a reshard the old node answers MOVED: the call fails as not run, and the next ones find the new node."""
-    hosts = f"127.0.0.1:{cluster[0].port}"
-    ledger = await RedisLedger.connect(f"redis+cluster://{hosts}", "p1", deadline_s=2.0, fresh=True, wait_s=5.0)
+async def test_a_node_that_does_not_answer_is_asked_last(cluster: ValkeyCluster) -> None:
+    """The first host of the URL is stopped; the pool lives elsewhere."""
+    first = cluster.nodes[0]
+    pool = next(name for n in range(100) if cluster.owner(cluster.slot(keys.key(name := f"p{n}", "meta"))) is not first)
+    first.pause()
+    try:
+        ledger = await connected(cluster.url, pool)
+        assert (await ledger.reserve(ask("1", PLACE))).chosen == 0
+        await ledger.close()
+    finally:
+        first.resume()
+
+
+async def test_a_node_that_does_not_say_its_name_means_its_own(cluster: ValkeyCluster, pool: str) -> None:
+    """MOVED without a host: the port is one of the host that was asked."""
+    for node in cluster.nodes:
+        assert command(node.port, "CONFIG", "SET", "cluster-preferred-endpoint-type", "unknown-endpoint") == b"OK"
+    for node in cluster.nodes:
+        ledger = await connected(f"redis+cluster://127.0.0.1:{node.port}", pool)
+        assert await ledger.time_s() > 0
+        await ledger.close()
+
+
+async def test_a_call_is_sent_again_where_its_slot_went(cluster: ValkeyCluster, pool: str) -> None:
+    """MOVED within the deadline: one call, one reservation, nobody sees the move."""
+    ledger = await connected(cluster.url, pool)
+    assert (await ledger.reserve(ask("1", PLACE))).chosen == 0
+    with cluster.moving(cluster.slot(keys.key(pool, "meta"))) as (_, new):
+        pass
+    assert (await ledger.reserve(ask("2", PLACE))).chosen == 0
+    assert (await blocks(ledger), ledger.status.unknown_outcomes) == (20, 0)
+    assert cluster.owner(cluster.slot(keys.key(pool, "meta"))) is new
+    await ledger.close()
+
+
+async def test_while_a_slot_moves_nothing_runs_and_calls_wait_for_their_deadline(
+    cluster: ValkeyCluster, pool: str
+) -> None:
+    """TRYAGAIN, then ASK: a short call fails as not run, a patient one is served when the slot has arrived."""
+    ledger = await connected(cluster.url, pool, deadline_s=1.0)
+    patient = await connected(cluster.url, pool, deadline_s=60.0)
+    slot = cluster.slot(keys.key(pool, "meta"))
+    assert (await patient.reserve(ask("1", PLACE))).chosen == 0
+    with cluster.moving(slot) as (old, new):
+        waiting = asyncio.create_task(patient.reserve(ask("2", PLACE)))
+        with pytest.raises(LedgerDown, match="TRYAGAIN"):
+            await ledger.reserve(ask("3", PLACE))
+        while cluster.move_keys(slot, old, new, 1):
+            with pytest.raises(LedgerDown, match=r"TRYAGAIN|ASK"):
+                await ledger.reserve(ask("3", PLACE))
+        (kept,) = await ledger.end([end("1")])
+        assert (kept.kept, kept.released) == (True, False)
+        assert not waiting.done()
+    assert (await waiting).chosen == 0
+    await until(lambda: ledger.status.kept_ends == 0)
+    assert (await ledger.reserve(ask("3", PLACE))).chosen == 0  # the id was not burnt: it never ran
+    assert (await blocks(patient), ledger.status.unknown_outcomes) == (20, 0)
+    assert [line for line in await patient.audit() if line.stored != line.recomputed] == []
+    await ledger.close()
+    await patient.close()
+
+
+async def test_a_slot_that_moves_cuts_no_script_off_half_way(cluster: ValkeyCluster, pool: str) -> None:
+    """All keys are there, and an end would remove the last entry of one: who is losing the slot must not begin it."""
+    ledger = await connected(cluster.url, pool, deadline_s=1.0)
+    slot = cluster.slot(keys.key(pool, "meta"))
+    now = await ledger.time_s()
+    await ledger.publish([report(now - 0.2)], [device(now - 0.2)], 60)
+    card = candidate(n=need(10, vram_bytes=(100,)), devices=("GPU-1",))
+    for rid in ("lives", "done", "orphan"):
+        assert (await ledger.reserve(ask(rid, card))).chosen == 0
+    await ledger.end([end("done"), replace(end("orphan"), rid=None)])
+    await ledger.heartbeat("me", 60)
+    await ledger.promise("token", "a", 10, 30.0, None)
+    owner = cluster.owner(slot)
+    assert owner is not None
+    assert command(owner.port, "EXISTS", *keys.script_keys(pool)) == len(keys.SCRIPT_KEYS)
+    with cluster.moving(slot):
+        (kept,) = await ledger.end([end("orphan")])
+        assert (kept.kept, kept.released) == (True, False)
+    await until(lambda: ledger.status.kept_ends == 0)
+    assert await blocks(ledger) == 10
+    assert [line for line in await ledger.audit() if line.stored != line.recomputed] == []
+    await ledger.close()
+
+
+async def test_a_slot_that_lost_its_data_on_the_way_is_told_from_an_empty_fleet(
+    cluster: ValkeyCluster, pool: str
+) -> None:
+    """As after a failover to a replica that had nothing: the epoch changes, replicas are unknown."""
+    ledger = await connected(cluster.url, pool)
     await ledger.reserve(ask("1", PLACE))
-    slot = command(cluster[0].port, "CLUSTER", "KEYSLOT", keys.key("p1", "meta")).strip()[1:].decode()
-    new = next(n for n in cluster if b"kvgate:{p1}" not in command(n.port, "KEYS", "*"))
-    identity = command(new.port, "CLUSTER", "MYID").split(b"\r\n")[1].decode()
-    old = next(n for n in cluster if b"kvgate:{p1}" in command(n.port, "KEYS", "*"))
-    owner = command(old.port, "CLUSTER", "MYID").split(b"\r\n")[1].decode()
-    command(old.port, "FLUSHALL")  # the data stays behind, as after a failover that lost it
-    assert command(new.port, "CLUSTER", "SETSLOT", slot, "IMPORTING", owner) == b"+OK\r\n"
-    assert command(old.port, "CLUSTER", "SETSLOT", slot, "MIGRATING", identity) == b"+OK\r\n"
-    for node in (new, old, *(n for n in cluster if n not in (new, old))):
-        assert command(node.port, "CLUSTER", "SETSLOT", slot, "NODE", identity) == b"+OK\r\n"
-    with pytest.raises(LedgerDown):
-        await ledger.reserve(ask("2", PLACE))
-    await until(lambda: ledger.status.state == "ok")
-    assert (await ledger.snapshot()).epoch != ""
-    assert b"kvgate:{p1}" in command(new.port, "KEYS", "*")
+    before = (await ledger.snapshot()).epoch
+    with cluster.moving(cluster.slot(keys.key(pool, "meta"))) as (old, _):
+        command(old.port, "FLUSHALL")
+    assert (await ledger.reserve(ask("2", PLACE))).verdicts[0].refused_by == "unknown_state"
+    assert (await ledger.snapshot()).epoch > before
     await ledger.close()
 
 
