@@ -66,8 +66,7 @@ class ImageInput:
 class TokenCount:
     """Input tokens of a request, one figure per prompt, and how they were found.
 
-    ``source`` is ``exact`` (every text tokenised), ``memo`` (exact, partly remembered) or ``bound`` (a true
-    upper bound). ``elapsed_ms`` is the wall time of counting.
+    ``source`` is ``exact`` (the engine's own figure) or ``bound`` (a true upper bound). ``elapsed_ms`` is the wall time of counting.
     """
 
     per_prompt: tuple[int, ...]

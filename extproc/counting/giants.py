@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from extproc.counting.specs import CounterSpec
+from extproc.counting.specs import CounterSpec, load_specs
 from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
 from extproc.errors import BadRequest
 from extproc.tokens import CountingStopped, PromptCounter
@@ -173,7 +173,7 @@ class _Helper:
     """The helper's side: counters, and the giants between parsing and counting."""
 
     def __init__(self, specs: tuple[CounterSpec, ...]) -> None:
-        self._counters: dict[CounterSpec, PromptCounter] = {spec: spec.load() for spec in specs}
+        self._counters: dict[CounterSpec, PromptCounter] = load_specs(specs)
         self._kept: OrderedDict[int, InferenceRequest] = OrderedDict()
         self._kept_bytes = 0
         self._last = 0

@@ -221,7 +221,7 @@ ATTRIBUTES: Final[dict[str, str]] = {
     "kvgate.status": "decide: HTTP status of a refusal",
     "kvgate.retry_after_ms": "decide: what a refused client was told to wait",
     "kvgate.input_tokens": "decide: counted input tokens",
-    "kvgate.count_source": "decide: exact, memo or bound",
+    "kvgate.count_source": "decide: exact or bound",
     "kvgate.expected_output_tokens": "both: output tokens that were reserved for",
     "kvgate.waited_ms": "decide: time held at the gate",
     "kvgate.count_ms": "decide: time spent counting",

@@ -17,12 +17,17 @@ from extproc.tokens.templates import ChatTemplate
 _BILLING_HEADER = "x-anthropic-billing-header"
 
 
-def prepared(prompt: ChatPrompt, template: ChatTemplate) -> tuple[list[dict[str, Json]], list[Json] | None]:
-    """Messages and tools for ``template``; the prompt's own values are not changed."""
+def prepared(
+    prompt: ChatPrompt, template: ChatTemplate, *, keep_billing: bool = False
+) -> tuple[list[dict[str, Json]], list[Json] | None]:
+    """Messages and tools for ``template``; the prompt's own values are not changed.
+
+    ``keep_billing`` keeps Claude Code's billing line, which other engines than vLLM put into the prompt.
+    """
     given = prompt.messages
     if prompt.merge_system:
-        given = [kept for message in given if (kept := _joined_system(message)) is not None]
-    messages = [_message(message, template.wants_parts) for message in given]
+        given = [kept for message in given if (kept := _joined_system(message, keep_billing)) is not None]
+    messages = [_message(message, template.wants_parts, keep_billing) for message in given]
     if prompt.merge_system and template.system_first:
         messages = _one_system(messages, "")
     if not template.knows_developer and any(message["role"] == "developer" for message in messages):
@@ -31,19 +36,21 @@ def prepared(prompt: ChatPrompt, template: ChatTemplate) -> tuple[list[dict[str,
     return messages, tools
 
 
-def _joined_system(message: dict[str, Json]) -> dict[str, Json] | None:
+def _joined_system(message: dict[str, Json], keep_billing: bool) -> dict[str, Json] | None:
     """Anthropic's system blocks run together without the billing block; None where nothing is left."""
     if message.get("role") != "system":
         return message
     content = message.get("content")
     texts = [_text(part) or "" for part in (content if isinstance(content, list) else [content])]
-    joined = "".join(text for text in texts if not (text.startswith(_BILLING_HEADER) and isinstance(content, list)))
+    if isinstance(content, list) and not keep_billing:
+        texts = [text for text in texts if not text.startswith(_BILLING_HEADER)]
+    joined = "".join(texts)
     return {"role": "system", "content": joined} if joined else None
 
 
-def _message(message: dict[str, Json], wants_parts: bool) -> dict[str, Json]:
+def _message(message: dict[str, Json], wants_parts: bool, keep_billing: bool) -> dict[str, Json]:
     role = message.get("role")
-    out: dict[str, Json] = {"role": role, "content": _content(message.get("content"), role, wants_parts)}
+    out: dict[str, Json] = {"role": role, "content": _content(message.get("content"), role, wants_parts, keep_billing)}
     if role == "assistant":
         calls = message.get("tool_calls")
         if isinstance(calls, list) and calls:
@@ -62,9 +69,9 @@ def _message(message: dict[str, Json], wants_parts: bool) -> dict[str, Json]:
     return out
 
 
-def _content(content: Json, role: Json, wants_parts: bool) -> Json:
+def _content(content: Json, role: Json, wants_parts: bool, keep_billing: bool) -> Json:
     parts = [] if content is None else content if isinstance(content, list) else [content]
-    if role == "system":
+    if role == "system" and not keep_billing:
         parts = [kept for part in parts if (kept := _without_billing(part)) is not None]
     if not wants_parts:
         # Empty parts leave no empty line: vLLM drops them before it joins.

@@ -12,7 +12,8 @@ from typing import Any
 import jinja2
 
 from extproc.dialects.model import ChatPrompt, InferenceRequest, Prompt, TextPrompt, TokenPrompt
-from extproc.errors import ConfigError
+from extproc.errors import ConfigError, GeometryError
+from extproc.memory.gguf_header import read_header
 from extproc.memory.hf import VISION_FAMILIES
 from extproc.tokens import bound as bounds
 from extproc.tokens.conversation import prepared
@@ -35,6 +36,20 @@ MAX_MESSAGES = 20_000
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+#: What engines other than vLLM may add to a message or part, and to a tool or a call of one. llama.cpp adds at most a
+#: line break for an empty part, SGLang ``"strict": false`` to a tool.
+OTHERWISE_TOKENS = 2
+OTHERWISE_TOOL_TOKENS = 12
+
+#: Model types whose conversations vLLM 0.32 encodes by code of its own, not by the chat template (config/model.py,
+#: renderers/): so does it for a directory with a tekken.json.
+OWN_PROMPTS = frozenset({"gpt_oss", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "kimi_audio", "inkling"})
+OWN_PROMPTS_NOTE = "vLLM writes this model's prompts by code of its own; conversations are counted by a bound"
+
+#: Keys of a GGUF header -> the template's name.
+_GGUF_TEMPLATES = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+
+
 class CountingStopped(Exception):
     """Raised by a tick (deadline, budget) to stop an exact count; the bound answers."""
 
@@ -54,7 +69,8 @@ class PromptCounter:
 
     Without a ``vocabulary`` every count is the bound. Without a ``template`` a conversation is counted string by string
     and its template charged by ``overhead``: an upper bound too. ``tool_template`` is the template some models use
-    where a request has tools. ``note`` says what was found at load.
+    where a request has tools. Where the engine's own handling of messages is not ``followed``, a rendered conversation
+    is an upper bound, with an allowance for what engines do otherwise. ``note`` says what was found at load.
     """
 
     vocabulary: Vocabulary | None = None
@@ -64,6 +80,7 @@ class PromptCounter:
     unknown_part_tokens: int = UNKNOWN_PART_TOKENS
     overhead: TemplateOverhead = ANY
     adds_specials: int | None = None
+    followed: bool = True
     note: str | None = None
 
     def count(
@@ -124,7 +141,8 @@ class PromptCounter:
             return _Counted(prompt.length + sum(map(tokens, prompt.texts)))
         if isinstance(prompt, TextPrompt):
             specials = self._added_specials(vocabulary) if prompt.add_special_tokens else 0
-            return _Counted(sum(map(tokens, prompt.texts)) + specials)
+            allowed = 0 if self.followed else bounds.PROMPT_OVERHEAD
+            return _Counted(sum(map(tokens, prompt.texts)) + specials + allowed, exact=self.followed)
         template = self._template_for(prompt)
         if template is None:
             return _Counted(
@@ -133,7 +151,8 @@ class PromptCounter:
         text = self._rendered(prompt, template, tick)
         pad = self.pictures.pad
         pads = text.count(pad) if pad is not None and pad in vocabulary.specials else 0
-        return _Counted(tokens(text, prompt.add_special_tokens), pads)
+        count = tokens(text, prompt.add_special_tokens)
+        return _Counted(count, pads) if self.followed else _Counted(count + _otherwise(prompt), exact=False)
 
     def _added_specials(self, vocabulary: Vocabulary) -> int:
         return vocabulary.prompt_specials if self.adds_specials is None else self.adds_specials
@@ -144,7 +163,7 @@ class PromptCounter:
     def _rendered(self, prompt: ChatPrompt, template: ChatTemplate, tick: Callable[[], None]) -> str:
         if prompt.template is not None or len(prompt.messages) > MAX_MESSAGES:
             raise TemplateFailure("no template to render this conversation with")
-        messages, tools = prepared(prompt, template)
+        messages, tools = prepared(prompt, template, keep_billing=not self.followed)
         return template.render(
             messages,
             tools,
@@ -159,6 +178,17 @@ class PromptCounter:
         return self.unknown_part_tokens * request.unknown_parts + request.context_ids
 
 
+def _otherwise(prompt: ChatPrompt) -> int:
+    """Tokens that another engine may make more of a conversation than vLLM: empty parts kept, blanks and fields of tools."""
+    parts = sum(len(content) for m in prompt.messages if isinstance(content := m.get("content"), list))
+    calls = sum(len(calls) for m in prompt.messages if isinstance(calls := m.get("tool_calls"), list))
+    return (
+        bounds.PROMPT_OVERHEAD
+        + OTHERWISE_TOKENS * (len(prompt.messages) + parts)
+        + OTHERWISE_TOOL_TOKENS * (calls + len(prompt.tools or []))
+    )
+
+
 def load_tokenizer(
     path: Path | None,
     chat_template: Path | None = None,
@@ -167,23 +197,29 @@ def load_tokenizer(
     image_family: str | None = None,
     image_tokens_each: int | None = None,
     overhead: TemplateOverhead = ANY,
+    followed: bool = True,
+    model_type: str | None = None,
 ) -> PromptCounter:
     """The counter of one model from its files; without ``path`` a counter of bounds.
 
-    The template is ``chat_template``, else ``chat_template.jinja`` beside the tokenizer, else the one in
-    ``tokenizer_config.json`` there. The picture rule is ``image_family``'s, else that of the model type in
-    ``config.json`` beside the tokenizer. ``now`` is the clock that templates may print.
+    The template is ``chat_template`` (a Jinja file, or a GGUF file that carries one), else ``chat_template.jinja`` beside
+    the tokenizer, else the one in ``tokenizer_config.json`` there; none for models whose prompts the engine writes itself.
+    ``model_type`` and ``image_family`` default to what ``config.json`` beside the tokenizer says. ``now`` is the clock that
+    templates may print.
 
     Raises:
         ConfigError: a file is missing or cannot be used.
     """
     if path is None:
-        return PromptCounter(pictures=picture_rule(image_family, {}, image_tokens_each), overhead=overhead)
+        pictures = picture_rule(image_family, {}, image_tokens_each)
+        return PromptCounter(pictures=pictures, overhead=overhead, followed=followed)
     config = _json(path.parent / "tokenizer_config.json")
-    family = image_family or VISION_FAMILIES.get(str(_json(path.parent / "config.json").get("model_type")))
+    model_type = model_type or str(_json(path.parent / "config.json").get("model_type"))
+    family = image_family or VISION_FAMILIES.get(model_type)
     processor = _json(path.parent / "preprocessor_config.json")
     specials = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None}
-    sources = _templates(path, chat_template, config)
+    own = model_type in OWN_PROMPTS or (path.parent / "tekken.json").exists()
+    sources = {} if own else _templates(path, chat_template, config)
     compiled = {name: _compiled(source, specials, now, path) for name, source in sources.items()}
     vocabulary = load_vocabulary(path)
     return PromptCounter(
@@ -192,12 +228,15 @@ def load_tokenizer(
         tool_template=compiled.get("tool_use"),
         pictures=picture_rule(family, processor, image_tokens_each),
         overhead=overhead,
-        note=vocabulary.note,
+        followed=followed,
+        note=vocabulary.note or (OWN_PROMPTS_NOTE if own else None),
     )
 
 
 def _templates(path: Path, chat_template: Path | None, config: Mapping[str, Any]) -> dict[str, str]:
     file = chat_template or path.parent / "chat_template.jinja"
+    if file.suffix.lower() == ".gguf":
+        return _gguf_templates(file)
     if chat_template is not None or file.exists():
         try:
             return {"default": file.read_text("utf-8")}
@@ -209,6 +248,22 @@ def _templates(path: Path, chat_template: Path | None, config: Mapping[str, Any]
     if isinstance(given, list):
         return {entry["name"]: entry["template"] for entry in given if isinstance(entry, dict)}
     return {}
+
+
+def _gguf_templates(file: Path) -> dict[str, str]:
+    """The templates in a GGUF file's header, which llama.cpp renders; its tokenizer is not read."""
+    try:
+        with file.open("rb") as data:
+            fields = read_header(data, str(file)).fields
+    except OSError as error:
+        raise ConfigError([f"{file}: cannot be read as a chat template ({error})"]) from error
+    except GeometryError as error:
+        raise ConfigError([str(error)]) from error
+    found = {name: fields.get(key) for name, key in _GGUF_TEMPLATES.items()}
+    sources = {name: source for name, source in found.items() if isinstance(source, str)}
+    if "default" not in sources:
+        raise ConfigError([f"{file}: holds no chat template; name a Jinja file, or templateFamily"])
+    return sources
 
 
 def _compiled(source: str, specials: Mapping[str, str], now: Callable[[], datetime], path: Path) -> ChatTemplate:

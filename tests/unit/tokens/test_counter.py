@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import tokenizers
 
@@ -67,6 +68,24 @@ def test_without_files_the_bound_answers() -> None:
 def test_what_cannot_be_exact_is_a_bound(more: dict[str, Any]) -> None:
     """A template that the client brings is never rendered; unknown parts have no exact count."""
     assert chatml_counter().count(ask(**more)).source == "bound"
+
+
+def test_another_engines_count_is_a_bound() -> None:
+    """What vLLM does to messages is known to the byte; llama.cpp keeps Claude Code's billing line, for one."""
+    billed = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 1,
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: v=1; h=abc;"},
+            {"type": "text", "text": "Be brief."},
+        ],
+    }
+    for path, body in ((CHAT, {"messages": [{"role": "user", "content": "hi"}]}), ("/v1/messages", billed)):
+        ours = chatml_counter().count(request(path, body))
+        theirs = replace(chatml_counter(), followed=False).count(request(path, body))
+        assert (ours.source, theirs.source) == ("exact", "bound")
+        assert ours.input_tokens < theirs.input_tokens < ours.input_tokens + 40
+    assert theirs.input_tokens - ours.input_tokens > 15
 
 
 def test_a_refusing_template_gives_the_bound() -> None:
@@ -198,6 +217,47 @@ def test_the_template_beside_the_tokenizer_is_taken(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
     config.write_text(json.dumps({"chat_template": named}))
     assert (Sources(tmp_path).template, Sources(tmp_path).tools) == ("d", "t")
+
+
+@pytest.mark.parametrize("sign", ["geometry", "config", "tekken"])
+def test_prompts_that_vllm_writes_itself_are_bounds(tmp_path: Path, sign: str) -> None:
+    """gpt-oss and Mistral's own format have templates too, but vLLM does not render them."""
+    path = word_level(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("x")
+    assert load_tokenizer(path, now=lambda: NOW).count(ask()).source == "exact"
+    if sign == "config":
+        (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
+    if sign == "tekken":
+        (tmp_path / "tekken.json").write_text("{}")
+    found = load_tokenizer(path, now=lambda: NOW, model_type="gpt_oss" if sign == "geometry" else None)
+    assert found.note
+    assert found.count(ask()).source == "bound"
+    assert found.count(request("/v1/completions", {"prompt": "ab"})).source == "exact"
+
+
+def test_a_gguf_file_may_hold_the_template(tmp_path: Path) -> None:
+    """llama.cpp renders what its model file carries, so that file can be named; one without a template is an error."""
+    word_level(tmp_path)
+    for name, fields in {
+        "with": {"tokenizer.chat_template": "d", "tokenizer.chat_template.tool_use": "t"},
+        "without": {"general.name": "x"},
+    }.items():
+        writer = gguf.GGUFWriter(tmp_path / f"{name}.gguf", "llama")
+        for key, value in fields.items():
+            writer.add_string(key, value)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    tokenizer = tmp_path / "tokenizer.json"
+    found = load_tokenizer(tokenizer, tmp_path / "with.gguf", now=lambda: NOW)
+    assert found.template is not None
+    assert found.tool_template is not None
+    assert (found.template.source, found.tool_template.source) == ("d", "t")
+    (tmp_path / "damaged.gguf").write_bytes(b"GGUF\x03")
+    for name in ("without.gguf", "damaged.gguf", "absent.gguf"):
+        with pytest.raises(ConfigError, match=name):
+            load_tokenizer(tokenizer, tmp_path / name, now=lambda: NOW)
 
 
 class Sources:

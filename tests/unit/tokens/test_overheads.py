@@ -32,7 +32,7 @@ TEMPLATES = {
     "deepseek-r1-distill-llama-8b": "deepseek",
     "glm-4-32b-0414": "glm",
     "glm-4.5v": "glm",
-    "glm-4.6v": "glm",
+    "glm-4.7-flash": "glm",
     "minimax-m3": None,
     "minimax-text-01": None,
 }
