@@ -290,6 +290,8 @@ class Completion:
         if record.rid is None:
             self._undecided(record, owner)
             return
+        # This end knows our answer, so the two did not cross.
+        self._crossing.pop((owner, exchange_id(record.request_id, record.began_us)), None)
         if "pool" in record.fields:
             self._end(record, owner, replica=None)
         if "class" in record.fields:

@@ -117,6 +117,15 @@ async def test_crossings_are_forgotten() -> None:
     assert len(parts.completion._crossing) <= 4096
 
 
+async def test_an_end_that_knows_the_answer_forgets_its_crossing() -> None:
+    """Memory follows what is in flight, not how much was ever answered."""
+    parts = Parts()
+    for number in range(100):
+        parts.completion.answered(Identity(f"r{number}", ENVOY, "same", exchange_id("same", BEGAN_US + number)))
+        parts.completion.record(over(BEGAN_US + number, status=503, fields={"rid": f"r{number}"}), ENVOY)
+    assert not parts.completion._crossing
+
+
 async def test_silence_counts_from_when_an_envoy_is_heard() -> None:
     """An Envoy whose log has just begun proves nothing by its silence, however long we have run."""
     parts = Parts()
