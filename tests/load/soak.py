@@ -118,6 +118,10 @@ def run(size: Size, command: str) -> Report:
     done = {attempt.id for attempt in attempts if attempt.whole}
     report.figure("served whole", f"{share(len(done), jobs)} of {jobs}")
     report.figure("answers", ", ".join(f"{n} x {k}" for k, n in sorted(Counter(_kind(a) for a in attempts).items())))
+    # Open arrivals above what fits: the line of those who come back grows, whatever they are told.
+    for name, tried in (("first attempts", False), ("those who came back when told", True)):
+        some = [a for a in attempts if bool(a.tries) is tried]
+        report.figure(f"admitted of {name}", f"{share(sum(not a.refused for a in some), len(some))} of {len(some)}")
     strange = sum(not a.whole and not (a.status == 429 and a.retry_ms) for a in attempts)
     report.figure("neither whole nor a well-formed 429", strange, "0", holds=strange == 0)
     report.figure("preempted by the engines", f"{sum(one.preemptions > 0 for one in log)} of {len(log)}")
