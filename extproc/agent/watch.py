@@ -75,6 +75,7 @@ class ReplicaWatch:
         self._meter = RateMeter()
         self._cached: dict[str, Answer] = {}
         self._span: tuple[float, float] | None = None
+        self._told: tuple[float, float] | None = None
         self._state = ReplicaState.UNKNOWN
         self._trusted = False
         self._had_trust = False
@@ -125,6 +126,9 @@ class ReplicaWatch:
         reading = self.engine.read(self._cached, self.hints)
         changed = self._follow_identity(reading, scrape, offset_s=offset_s, wall_s=wall_s)
         self.reading, self._span, self.cause = reading, (scrape.start_mono_s, scrape.end_mono_s), None
+        # Put on the ledger's clock once: our idea of that clock moves by milliseconds from round to round, and the
+        # ledger refuses a report whose scrape began before the last one's, a lost replica's among them.
+        self._told = (scrape.start_mono_s + offset_s, scrape.end_mono_s + offset_s)
         busy = (reading.running or 0) + (reading.waiting or 0) > 0
         if self._meter.add(scrape.end_mono_s, reading.counters, busy=busy) and not changed:
             self._due.clear()  # read the slow facts again: they say whether the process is another one
@@ -138,8 +142,8 @@ class ReplicaWatch:
         reading = self.reading or Reading(Availability.STARTING)
         state = self.state(mono_s)
         rates = self.rates()
-        start, end = self._span or (mono_s, mono_s)
-        if state is ReplicaState.LOST or mono_s - end > self._unknown_s:
+        start, end = self._told or (mono_s + offset_s, mono_s + offset_s)
+        if state is ReplicaState.LOST or (self.age_s(mono_s) or 0.0) > self._unknown_s:
             # What a dead engine last showed is neither load nor room; only what it was made with stays.
             reading = replace(reading, used_blocks=None, running=None, waiting=None)
         if self.engine.outside:
@@ -152,8 +156,8 @@ class ReplicaWatch:
             node=self.origin.node,
             instance=self.origin.instance,
             state=state,
-            scrape_start_at_s=start + offset_s,
-            scrape_end_at_s=end + offset_s,
+            scrape_start_at_s=start,
+            scrape_end_at_s=end,
             # A pool of no blocks is an engine that is still loading: unknown, never full for ever.
             capacity_blocks=reading.capacity_blocks if self.engine.outside else reading.capacity_blocks or None,
             block_tokens=reading.block_tokens,

@@ -141,8 +141,11 @@ def _complete(snapshot: LedgerSnapshot, config: Config) -> LedgerSnapshot:
 
 
 def _usable(view: ReplicaView, config: Config) -> ReplicaView:
-    """The view with its headroom less its target's watermark."""
+    """The view as admissions see it: a remote open between two visits, headroom less the target's watermark."""
     target = config.targets.get(view.target)
+    if target is not None and target.remote and view.state == ReplicaState.STALE:
+        # Visited every ten seconds, and only what was seen against it closes it.
+        return replace(view, state=ReplicaState.READY)
     if view.headroom_blocks is None or view.report is None or target is None:
         return view
     return replace(view, headroom_blocks=view.headroom_blocks - target.watermark_blocks(view.report.capacity_blocks))

@@ -147,6 +147,28 @@ async def test_replicas_come_drain_and_go_without_a_restart() -> None:
     ]  # fmt: skip
 
 
+async def test_a_lost_engine_is_lost_in_the_ledger_at_once_however_the_clock_jitters() -> None:
+    """Answers that take longer make our idea of the ledger's clock older: no reason to keep the last good report."""
+
+    class Slower(InMemoryLedger):
+        """A clock that seems two milliseconds older with every look."""
+
+        looks = 0
+
+        async def time_s(self) -> float:
+            """The time as a later arrival would show it."""
+            self.looks += 1
+            return await super().time_s() - 0.002 * self.looks
+
+    ledger = Slower(time.monotonic)
+    async with emulated() as [engine], agent(ledger, endpoint(engine)) as running:
+        await running.round()
+        assert (await ledger.snapshot()).replicas["r0"].state == "ready"
+        await engine.close()
+        await running.round()
+        assert (await ledger.snapshot()).replicas["r0"].state == "lost"
+
+
 class Flaky(InMemoryLedger):
     """The in-memory ledger behind a wire that can be cut."""
 

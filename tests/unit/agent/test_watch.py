@@ -98,6 +98,19 @@ def test_scrape_times_are_on_the_ledgers_clock() -> None:
     )  # fmt: skip
 
 
+def test_a_scrapes_time_is_told_once() -> None:
+    """The round's offset jitters; a report that repeats a scrape must not seem older than the last, or it is refused."""
+    engine = Engine()
+    engine.scrape()
+    engine.scrape(cause=Cause.REFUSED)
+    told = {
+        engine.watch.report(mono_s=engine.now_s, offset_s=OFFSET_S + jitter_s).scrape_start_at_s
+        for jitter_s in (0.0, -0.002, 0.001)
+    }
+    assert len(told) == 1
+    assert told.pop() == pytest.approx(OFFSET_S + 100.99)
+
+
 @pytest.mark.parametrize("cause", [Cause.REFUSED, Cause.RESET])
 def test_refused_is_lost_at_once_and_returns_after_two_good_scrapes(cause: Cause) -> None:
     """One refused visit takes the replica out; one good one is not yet enough."""
