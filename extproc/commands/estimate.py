@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from typing import Any
 
@@ -18,11 +19,13 @@ from extproc.memory import (
     image_tokens,
     load_geometry,
 )
-from extproc.memory.engines import ENGINES, EngineRules, PoolStyle
+from extproc.memory.engines import ENGINES, EngineRules, PoolStyle, canonical_engine, parse_version
 from extproc.memory.estimate import Estimate, Load, estimate
 from extproc.memory.flags import default_batched_tokens
+from extproc.memory.hf_fields import short
 from extproc.memory.overheads import default_max_sequences
-from extproc.memory.sizes import lacks_unit, parse_devices, parse_size
+from extproc.memory.sizes import MOST_TOKENS, lacks_unit, parse_devices, parse_size, refuse_empty, within
+from extproc.memory.vision import measured
 from extproc.memory.weights import weight_format
 from extproc.telemetry.tables import size, table
 
@@ -33,6 +36,7 @@ DEFAULT_TOKENS = 8192
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
+    parser.usage = "kvgate estimate MODEL [options]   (kvgate estimate --help lists them)"
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a model directory, config.json, GGUF file or catalogue name")
     add("--list", action="store_true", help="print the catalogue's names and stop")
@@ -93,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(catalogue_names()))
         return 0
+    refuse_empty(vars(args))
     if args.model is None:
         print("estimate: name a model, or see the catalogue: kvgate estimate --list", file=sys.stderr)
         return 2
@@ -100,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
         if text and (bare := lacks_unit(text)):
             print(f"estimate: --{option}: {bare}", file=sys.stderr)
             return 2
+    _check(args)
     geometry = load_geometry(args.model)
     rules = engine_rules(args.engine, args.engine_version)
     load = _load(args, geometry)
@@ -115,12 +121,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check(args: argparse.Namespace) -> None:
+    """Figures that no load has are asked back, never computed with."""
+    within("--tokens", args.tokens, 1, MOST_TOKENS)
+    for name in ("sequences", "ubatch", "batched_tokens", "max_num_seqs", "block_tokens"):
+        within(f"--{name.replace('_', '-')}", getattr(args, name), 1)
+    for name in ("tp", "pp", "dp", "dcp"):
+        within(f"--{name}", getattr(args, name), 1, 1024)
+    for name in ("lookahead", "draft_layers", "max_loras"):
+        within(f"--{name.replace('_', '-')}", getattr(args, name), 0, 4096)
+    within("--lora-rank", args.lora_rank, 1, 65536)
+    if args.dp > 1 and canonical_engine(args.engine) != "sglang":
+        raise GeometryError(
+            f"--dp is SGLang's attention data parallelism; with {args.engine} every data-parallel rank is a replica of its"
+            " own: leave it out"
+        )
+    if args.engine_version and parse_version(args.engine_version) is None:
+        raise GeometryError(f"--engine-version {short(args.engine_version)} holds no number; write 0.21.0 or b4321")
+
+
 def _load(args: argparse.Namespace, geometry: Geometry) -> Load:
     images = sum(_image(geometry, text) for text in args.image)
     tokens = (DEFAULT_TOKENS if args.tokens is None else args.tokens) + images
-    for name, value in (("--tokens", tokens), ("--sequences", args.sequences), ("--ubatch", args.ubatch)):
-        if value < 1:
-            raise GeometryError(f"{name} is {value}; give at least 1")
     cards = parse_devices(args.device) if args.device else ()
     card = cards[0] if cards else None
     return Load(
@@ -138,10 +160,11 @@ def _load(args: argparse.Namespace, geometry: Geometry) -> Load:
 
 
 def _image(geometry: Geometry, text: str) -> int:
-    width, _, height = text.lower().partition("x")
-    if not (width.isdigit() and height.isdigit()):
-        raise GeometryError(f"--image {text!r} is not a size; write 1024x768")
-    return image_tokens(geometry.vision_family, int(width), int(height))
+    sides = re.fullmatch(r"([0-9]{1,9})[xX]([0-9]{1,9})", text.strip())
+    width, height = (int(s) for s in sides.groups()) if sides else (0, 0)
+    if not measured(width, height):
+        raise GeometryError(f"--image {short(text)} is not a size in pixels; write 1024x768")
+    return image_tokens(geometry.vision_family, width, height)
 
 
 def _kv(args: argparse.Namespace, geometry: Geometry, rules: EngineRules) -> KvModel:
@@ -247,6 +270,7 @@ def _text(
         lines.append(
             f"{kv.engine} gives everything beside weights and overheads to its KV pool; a request takes blocks of it."
         )
+    lines += _cautions(args, geometry, rules, load)
     if args.device:
         lines += _verdict(parse_devices(args.device), result)
     if args.verbose:
@@ -255,6 +279,24 @@ def _text(
     else:
         lines.append("Formulas and sources: --verbose. What fits on a card: kvgate plan --device 24GiB --model MODEL.")
     return "\n".join(lines)
+
+
+def _cautions(args: argparse.Namespace, geometry: Geometry, rules: EngineRules, load: Load) -> list[str]:
+    """What the engine would say to this load before memory matters."""
+    found: list[str] = []
+    if 0 < geometry.context_tokens < load.tokens:
+        found.append(
+            f"The model was made for {geometry.context_tokens} tokens; {load.tokens} need an extended context."
+        )
+    split = args.tp // args.dp if rules.engine == "sglang" else args.tp
+    if rules.style is not PoolStyle.CELLS and geometry.heads and geometry.heads % split:
+        found.append(f"{rules.engine} does not start this: {geometry.heads} attention heads do not divide by {split}.")
+    if args.image and geometry.vision_family is None:
+        found.append(
+            f"No image rule is known for this model; {len(args.image)} x the largest image of any family is charged"
+            f" ({load.image_tokens} tokens)."
+        )
+    return found
 
 
 def _beyond(kv: KvModel) -> str:
@@ -276,9 +318,8 @@ def _verdict(cards: tuple[int, ...], result: Estimate) -> list[str]:
     """Whether the cards hold the load; a mismatch of counts is said, never guessed around."""
     n = len(result.shard_bytes)
     if len(cards) != n:
-        return [
-            f"--device names {len(cards)} cards, the load is spread over {n}; set --tp {len(cards)} to use them all."
-        ]
+        cards_named = f"{len(cards)} card{'s' if len(cards) > 1 else ''}"
+        return [f"--device names {cards_named}, the load is spread over {n}; set --tp {len(cards)} or name {n} cards."]
     need, has = max(result.shard_bytes), min(cards)
     if need <= has:
         return [f"It fits: {size(has - need)} of a {size(has)} card stay free."]

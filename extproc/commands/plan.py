@@ -14,11 +14,11 @@ from extproc.config import Config, Target, load
 from extproc.errors import ConfigError, GeometryError
 from extproc.ledger.base import LedgerSnapshot, ReplicaView
 from extproc.local.reach import reached
-from extproc.memory import Geometry, catalogue_names, engine_rules, load_geometry
+from extproc.memory import Geometry, catalogue_names, engine_rules, kv_types, load_geometry
 from extproc.memory.engines import ENGINES, PoolStyle
 from extproc.memory.overheads import DeviceBudget
 from extproc.memory.planner import PlanRequest, PlanRow, ReplicaRoom, plan_row, replica_row
-from extproc.memory.sizes import lacks_unit, parse_devices, parse_size
+from extproc.memory.sizes import MOST_TOKENS, lacks_unit, parse_devices, parse_size, refuse_empty, within
 from extproc.memory.weights import geometry_weights, weight_format
 from extproc.modelset import ModelSet
 from extproc.telemetry.state import load_state
@@ -40,6 +40,7 @@ _OTHER_FORMATS = ("bf16", "fp8", "awq")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
+    parser.usage = "kvgate plan --device 24GiB [options]   (kvgate plan --help lists them)"
     add = parser.add_argument
     add("--device", metavar="SIZE", help="a card or several: 24GiB, 80GiBx2")
     add("-c", "--config", metavar="FILE", help="plan for this configuration's targets, on --device or on the fleet")
@@ -88,6 +89,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 the plan was made, whatever fits; 1 bad input; 2 neither a device nor a configuration, or a size without a unit."""
+    refuse_empty(vars(args))
     if not args.device and not args.config:
         print("plan: name a card (--device 24GiB) or a configuration (-c kvgate.yaml)", file=sys.stderr)
         return 2
@@ -95,9 +97,15 @@ def run(args: argparse.Namespace) -> int:
         if text and (bare := lacks_unit(text)):
             print(f"plan: --{option}: {bare}", file=sys.stderr)
             return 2
-    for context in (*args.context, *((args.mean_tokens,) if args.mean_tokens is not None else ())):
-        if context < 1:
-            raise GeometryError(f"{context} tokens; give at least 1")
+    if args.state and (args.device or not args.config):
+        print("plan: --state is a fleet: give it with -c and without --device", file=sys.stderr)
+        return 2
+    for context in args.context:
+        within("--context", context, 1, MOST_TOKENS)
+    within("--mean-tokens", args.mean_tokens, 1, MOST_TOKENS)
+    if args.utilization is not None and not 0 < args.utilization <= 1:
+        raise GeometryError(f"--utilization is {args.utilization:g}; give a share above 0 and up to 1, such as 0.9")
+    kv_types(args.kv_dtype)
     config = load(args.config) if args.config else None
     devices: list[dict[str, Any]]
     if config is not None and not args.device:

@@ -17,6 +17,7 @@ from importlib import resources
 from extproc.errors import GeometryError
 from extproc.memory.geometry import Geometry
 from extproc.memory.hf import geometry_from_config
+from extproc.memory.hf_fields import plain
 
 #: What separates the parts of a model's name.
 _PARTS = re.compile(r"[^a-z0-9.]+")
@@ -60,7 +61,7 @@ def catalogue_geometry(name: str) -> Geometry:
         near = close_names(name)
         hint = f"; close: {', '.join(near)}" if near else ""
         raise GeometryError(
-            f"{name}: no such file, directory or catalogue model{hint}; all names: kvgate estimate --list"
+            f"{plain(name)}: no such file, directory or catalogue model{hint}; all names: kvgate estimate --list"
         )
     return _geometry(str(row["name"]))
 

@@ -107,9 +107,9 @@ def kv_types(spec: str | Mapping[str, str] | KvTypes | None, default: str = "bf1
         return KvTypes(element_type(spec.get("k", default)), element_type(spec.get("v", default)))
     if spec is None or spec.strip().lower() in ("auto", ""):
         spec = default
-    k_name, _, v_name = spec.partition("/")
+    k_name, slash, v_name = spec.partition("/")
     k_type = element_type(k_name)
-    return KvTypes(k_type, element_type(v_name) if v_name else k_type)
+    return KvTypes(k_type, element_type(v_name) if slash else k_type)
 
 
 def dtype_bytes(name: str) -> int:

@@ -8,7 +8,7 @@ layers that cache alike; ``layer_map`` says for each layer of the model, in orde
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from extproc.errors import GeometryError
@@ -97,7 +97,8 @@ class Geometry:
     """A model as the memory estimate sees it; ``where`` names the file or row it came from.
 
     ``context_tokens`` is the longest sequence the model was made for (0 unknown); ``weights_bytes`` the size of the
-    weight files where they were seen; ``mtp_layers`` the prediction layers that cache only under speculation.
+    weight files where they were seen; ``mtp_layers`` the prediction layers that cache only under speculation;
+    ``uncounted`` says why ``params`` is None.
     """
 
     name: str
@@ -117,7 +118,7 @@ class Geometry:
     where: str = ""
     source: str = ""
     model_type: str = ""
-    notes: tuple[str, ...] = field(default=())
+    uncounted: str = ""
 
     @property
     def layers(self) -> int:
@@ -162,6 +163,10 @@ def spread(groups: Sequence[LayerGroup], total_layers: int | None = None) -> tup
     return tuple(i for _, i in sorted(ranked))
 
 
+#: Wider heads, or more of them, than any model has.
+_WIDEST = 1 << 16
+
+
 def check_geometry(geometry: Geometry) -> Geometry:
     """The same geometry, or GeometryError naming file and field of a figure that cannot be."""
     where = geometry.where or geometry.name
@@ -172,10 +177,16 @@ def check_geometry(geometry: Geometry) -> Geometry:
     for group in geometry.groups:
         if group.kind is LayerKind.STATE:
             continue
-        if group.kv_heads <= 0 or group.k_dim <= 0 or group.layers <= 0:
+        v_dim = group.v_dim if group.kind is not LayerKind.MLA else 1  # the latent row holds both
+        if min(group.kv_heads, group.k_dim, v_dim, group.layers) <= 0:
             raise GeometryError(
-                f"{where}: {group.kind} layers have kv heads {group.kv_heads}, k dim {group.k_dim}, count"
-                f" {group.layers}; each must be positive"
+                f"{where}: {group.kind} layers have kv heads {group.kv_heads}, k dim {group.k_dim}, v dim {group.v_dim},"
+                f" count {group.layers}; each must be positive"
+            )
+        if max(group.kv_heads, group.k_dim, group.v_dim) > _WIDEST:
+            raise GeometryError(
+                f"{where}: {group.kind} layers have kv heads {group.kv_heads}, k dim {group.k_dim}, v dim {group.v_dim};"
+                f" none of them is above {_WIDEST} in any model"
             )
         if group.kind in (LayerKind.SLIDING, LayerKind.CHUNKED) and group.window <= 0:
             raise GeometryError(f"{where}: {group.kind} layers need a positive window (sliding_window)")

@@ -6,12 +6,13 @@ architecture: llama.cpp src/llama-model.cpp load_hparams.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from extproc.errors import GeometryError
 from extproc.memory.geometry import Geometry, LayerGroup, LayerKind, ParamCounts, StateShape, check_geometry, grouped
 from extproc.memory.gguf_header import Tensor
-from extproc.memory.hf_fields import MOST_LAYERS, whole
+from extproc.memory.hf_fields import MOST_LAYERS, short, whole
 
 #: Full layer at the end of every N, where the file gives a window but no pattern. Architectures that are not here and
 #: give a window without a pattern are not windowed by llama.cpp (phi3, llama, starcoder2).
@@ -40,15 +41,15 @@ class _Meta:
     def fault(self, key: str, problem: str) -> GeometryError:
         return GeometryError(f"{self.where}: field '{self._arch}.{key}' {problem}")
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, minimum: int = 0) -> int:
         value = self.raw(key)
         if value is None:
             if default is None:
                 raise self.fault(key, "is missing from the GGUF metadata")
             return default
         number = whole(value)
-        if number is None or not 0 <= number <= _LARGEST:
-            raise self.fault(key, f"is {value!r}; expected a whole number")
+        if number is None or not minimum <= number <= _LARGEST:
+            raise self.fault(key, f"is {short(value)}; expected a whole number of at least {minimum}")
         return number
 
     def per_layer(self, key: str, layers: int, default: int | None = None) -> list[int]:
@@ -56,11 +57,21 @@ class _Meta:
         if isinstance(value, Sequence) and not isinstance(value, str):
             if len(value) < layers:
                 raise self.fault(key, f"has {len(value)} entries for {layers} layers")
-            numbers = [whole(v) for v in value[:layers]]
-            if any(n is None or n < 0 for n in numbers):
-                raise self.fault(key, "holds something other than whole numbers")
-            return [n for n in numbers if n is not None]
+            return self.numbers(key)[:layers]
         return [self.integer(key, default)] * layers
+
+    def numbers(self, key: str) -> list[int]:
+        """The figures of a list, or the one that stands for all layers; none where the key is absent."""
+        value = self.raw(key)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            return [self.integer(key)]
+        numbers = [whole(v) for v in value]
+        wrong = next((i for i, n in enumerate(numbers) if n is None or not 0 <= n <= _LARGEST), None)
+        if wrong is not None:
+            raise self.fault(key, f"holds {short(value[wrong])} for layer {wrong}; expected whole numbers")
+        return [n for n in numbers if n is not None]
 
 
 def geometry_from_gguf(
@@ -71,18 +82,30 @@ def geometry_from_gguf(
     ``tensors`` (shapes and types, no data) give parameter counts and exact weight bytes.
     """
     arch = fields.get("general.architecture")
-    if not isinstance(arch, str):
+    if arch is None:
         raise GeometryError(f"{where}: field 'general.architecture' is missing from the GGUF metadata")
+    if not isinstance(arch, str) or not re.fullmatch(r"[\w.-]{1,64}", arch):
+        raise GeometryError(f"{where}: field 'general.architecture' is {short(arch)}; expected a name such as 'llama'")
+    if arch == "clip":
+        raise GeometryError(
+            f"{where}: field 'general.architecture' is 'clip', an image projector; name the model's file"
+        )
     meta = _Meta(fields, arch, where)
     blocks = meta.integer("block_count")
     if blocks > MOST_LAYERS:
         raise meta.fault("block_count", f"is {blocks}; no model has more than {MOST_LAYERS} layers")
     mtp = meta.integer("nextn_predict_layers", 0)
+    if mtp >= blocks:
+        raise meta.fault("nextn_predict_layers" if mtp else "block_count", f"leaves no layer of {blocks}")
     layers = blocks - mtp
     kv_heads = meta.per_layer("attention.head_count_kv", layers, _first(meta, "attention.head_count"))
     windows = _windows(meta, arch, layers)
     recurrent = _recurrent(meta, arch, layers, kv_heads)
     sharing = meta.integer("attention.shared_kv_layers", 0)
+    if sharing >= layers:
+        raise meta.fault(
+            "attention.shared_kv_layers", f"is {sharing}; at least one of {layers} layers must keep its own"
+        )
     rows: list[LayerGroup | None] = []
     for i in range(layers):
         if i >= layers - sharing:
@@ -125,9 +148,7 @@ def _length(fields: Mapping[str, object]) -> int:
 
 def _first(meta: _Meta, key: str) -> int | None:
     """The figure, or the largest of a list of figures, one per layer."""
-    value = meta.raw(key)
-    numbers = [whole(v) for v in (value if isinstance(value, list) else [value])]
-    return max((n for n in numbers if n is not None and 0 <= n <= _LARGEST), default=None)
+    return max(meta.numbers(key), default=None)
 
 
 def _windows(meta: _Meta, arch: str, layers: int) -> list[tuple[LayerKind, int]]:
@@ -142,8 +163,10 @@ def _windows(meta: _Meta, arch: str, layers: int) -> list[tuple[LayerKind, int]]
     if isinstance(pattern, list):
         if len(pattern) < layers:
             raise meta.fault("attention.sliding_window_pattern", f"has {len(pattern)} entries for {layers} layers")
+        if not all(isinstance(p, (bool, int)) for p in pattern):
+            raise meta.fault("attention.sliding_window_pattern", "holds something other than true and false")
         return [slide if p else keep for p in pattern[:layers]]
-    every = whole(pattern) or _SWA_EVERY.get(arch, 1)
+    every = meta.integer("attention.sliding_window_pattern", 0) or _SWA_EVERY.get(arch, 1)
     return [keep if (i + 1) % every == 0 else slide for i in range(layers)]
 
 
@@ -164,11 +187,10 @@ def _recurrent(meta: _Meta, arch: str, layers: int, kv_heads: Sequence[int]) -> 
 
 def _state(meta: _Meta) -> StateShape:
     if meta.raw("shortconv.l_cache") is not None:
-        return StateShape(meta.integer("embedding_length"), 0, 0, meta.integer("shortconv.l_cache"), 0)
-    inner, width = meta.integer("ssm.inner_size"), meta.integer("ssm.state_size")
-    return StateShape(
-        inner, meta.integer("ssm.group_count", 0), 2 * width, meta.integer("ssm.conv_kernel"), inner * width
-    )
+        width, kernel = (meta.integer(k, minimum=1) for k in ("embedding_length", "shortconv.l_cache"))
+        return StateShape(width, 0, 0, kernel, 0)
+    inner, width, kernel = (meta.integer(f"ssm.{k}", minimum=1) for k in ("inner_size", "state_size", "conv_kernel"))
+    return StateShape(inner, meta.integer("ssm.group_count", 0), 2 * width, kernel, inner * width)
 
 
 def _attention(meta: _Meta, arch: str, kv_heads: int, window: tuple[LayerKind, int], index: int) -> LayerGroup:
@@ -180,13 +202,17 @@ def _attention(meta: _Meta, arch: str, kv_heads: int, window: tuple[LayerKind, i
     v_dim = meta.integer(f"attention.value_length{suffix}", default)
     if not k_dim:
         raise meta.fault("attention.key_length", "is missing and embedding_length does not give it")
+    if heads % kv_heads and not isinstance(meta.raw("attention.head_count"), list):
+        raise meta.fault(
+            "attention.head_count_kv", f"is {kv_heads} in layer {index}; {heads} attention heads do not divide by it"
+        )
     if meta.raw("attention.kv_lora_rank") is None:
         return LayerGroup(kind, 1, kv_heads, k_dim, v_dim, window=width)
-    rank, rope = meta.integer("attention.kv_lora_rank"), meta.integer("rope.dimension_count")
+    rank, rope = (meta.integer(k, minimum=1) for k in ("attention.kv_lora_rank", "rope.dimension_count"))
     index_dim = meta.integer("attention.indexer.key_length", 0)
     if meta.raw("attention.key_length_mla") is not None:
         # Converted with latent attention: key_length is already latent + rope, one head.
-        mha_k, mha_v = meta.integer("attention.key_length_mla"), meta.integer("attention.value_length_mla")
+        mha_k, mha_v = (meta.integer(f"attention.{k}_length_mla", minimum=1) for k in ("key", "value"))
         return LayerGroup(LayerKind.MLA, 1, 1, rank + rope, 0, extra_row_bytes=2 * index_dim, mha_heads=heads,
                           mha_k_dim=mha_k, mha_v_dim=mha_v)  # fmt: skip
     # An older file: llama.cpp keeps the unpacked heads (71x for DeepSeek-R1).

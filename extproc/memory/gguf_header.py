@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from extproc.errors import GeometryError
+from extproc.memory.hf_fields import short
 
 _SCALARS: Mapping[int, str] = {
     0: "B",
@@ -32,6 +33,7 @@ _LONGEST_ARRAY = 4096
 #: Refuse lengths that only a damaged file has.
 _LONGEST_STRING = 64 << 20
 _MOST_ENTRIES = 1 << 24
+_MOST_ELEMENTS = 1 << 48
 
 #: (elements, bytes) of a block by ggml type number; gguf 0.19.0 constants.py GGML_QUANT_SIZES.
 TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
@@ -93,8 +95,10 @@ class _Reader:
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
-            raise GeometryError(f"{self._where}: GGUF field {key!r} has unknown type {kind}")
+            raise GeometryError(f"{self._where}: GGUF field {short(key)} has unknown type {kind}")
         item, length = int(self.scalar("I")), self.count(_MOST_ENTRIES, "array length")
+        if item == _ARRAY:
+            raise GeometryError(f"{self._where}: GGUF field {short(key)} is an array of arrays, which no model has")
         if length <= _LONGEST_ARRAY:
             return [self.value(item, key, out) for _ in range(length)]
         out[f"{key}.#len"] = length
@@ -131,13 +135,15 @@ def _tensor(reader: _Reader, where: str) -> Tensor:
     name = reader.string()
     dims = int(reader.scalar("I"))
     if dims > 8:
-        raise GeometryError(f"{where}: tensor {name!r} has {dims} dimensions; the file is damaged")
+        raise GeometryError(f"{where}: tensor {short(name)} has {dims} dimensions; the file is damaged")
     elements = 1
     for _ in range(dims):
         elements *= int(reader.scalar("Q"))
+    if elements > _MOST_ELEMENTS:
+        raise GeometryError(f"{where}: tensor {short(name)} has {elements} elements; the file is damaged")
     kind = int(reader.scalar("I"))
     reader.scalar("Q")  # offset into the data that is never read
     if kind not in TENSOR_TYPES:
-        raise GeometryError(f"{where}: tensor {name!r} has unknown ggml type {kind}")
+        raise GeometryError(f"{where}: tensor {short(name)} has unknown ggml type {kind}")
     type_name, per_block, block_bytes = TENSOR_TYPES[kind]
     return Tensor(name, type_name, elements, -(-elements // per_block) * block_bytes)

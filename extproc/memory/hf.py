@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 
 from extproc.memory.geometry import Geometry, LayerGroup, LayerKind, check_geometry, grouped
-from extproc.memory.hf_fields import Fields, head_dim, text_fields
-from extproc.memory.hf_kinds import KNOWN, heads_in_group, layer_count, layer_kinds
+from extproc.memory.hf_fields import Fields, head_dim, short, text_fields, whole
+from extproc.memory.hf_kinds import CACHELESS, KNOWN, heads_in_group, layer_count, layer_kinds, prediction_layers
 from extproc.memory.hf_state import state_of
 from extproc.memory.params import count_parameters
 
@@ -46,15 +46,16 @@ def geometry_from_config(config: Mapping[str, object], *, where: str, name: str 
     kinds = layer_kinds(fields, count)
     rows: list[LayerGroup | None] = []
     sharing = fields.integer("num_kv_shared_layers", 0)
+    if sharing >= count:
+        raise fields.fault("num_kv_shared_layers", f"is {sharing}; at least one of {count} layers must keep its own")
     for index, kind in enumerate(kinds):
         if index >= count - sharing:
             rows.append(None)
             continue
         rows.extend(_layer(fields, kind, index))
     groups, layer_map = grouped(rows)
-    mtp = max(fields.integer("num_nextn_predict_layers", 0), fields.integer("mtp_num_hidden_layers", 0))
+    params, uncounted = count_parameters(fields, kinds)
     outer_type = str(config.get("model_type") or "")
-    quant = config.get("quantization_config") or fields.raw("quantization_config")
     full = next((i for i, g in enumerate(groups) if g.kind in (LayerKind.FULL, LayerKind.MLA)), 0)
     return check_geometry(
         Geometry(
@@ -66,13 +67,14 @@ def geometry_from_config(config: Mapping[str, object], *, where: str, name: str 
             vocab=fields.integer("vocab_size", 0),
             context_tokens=fields.integer("max_position_embeddings", 0),
             dtype=_dtype(fields),
-            params=count_parameters(fields, kinds),
-            mtp_layers=mtp,
+            params=params,
+            mtp_layers=prediction_layers(fields),
             mtp_group=full,
-            quantization=quantization_of(quant),
+            quantization=_quantization(config, fields),
             vision_family=VISION_FAMILIES.get(outer_type),
             where=where,
             model_type=fields.model_type,
+            uncounted=uncounted,
         )
     )
 
@@ -81,8 +83,8 @@ def quantization_of(config: object) -> str | None:
     """Name of the weight format in a ``quantization_config``, or None for plain weights."""
     if not isinstance(config, Mapping):
         return None
-    method = str(config.get("quant_method") or config.get("quantization") or config.get("quant_algo") or "").lower()
-    bits = config.get("bits") or config.get("w_bit")
+    method = next((str(config[k]).lower() for k in _METHODS if config.get(k)), "")
+    bits = whole(config.get("bits") or config.get("w_bit") or 0)
     if method in ("awq", "gptq", "auto-round", "autoround") and bits in (8, 3, 2):
         return f"{'gptq' if method != 'awq' else 'awq'}-int{bits}"
     if method in ("compressed-tensors", "modelopt"):
@@ -93,17 +95,41 @@ def quantization_of(config: object) -> str | None:
                 return label
     if method == "bitsandbytes":
         return "bnb-4bit" if config.get("load_in_4bit") else "w8a8"
-    return method or None
+    # A group size and bits alone, as MLX and early GPTQ repositories have them.
+    return method or {4: "w4a16", 8: "w8a8"}.get(bits or 0)
+
+
+_METHODS = ("quant_method", "quantization", "quant_algo")
+
+
+def _quantization(config: Mapping[str, object], fields: Fields) -> str | None:
+    """The weight format; a value that names none is an error and not plain weights."""
+    outer = Fields(config, fields.where)
+    holder = outer if outer.has("quantization_config") else fields
+    given = holder.mapping("quantization_config")
+    for name in _METHODS:
+        given.text(name)
+    found = quantization_of(holder.raw("quantization_config"))
+    if found is None and given.names():
+        raise holder.fault("quantization_config", "names no weight format (quant_method, or 4 or 8 bits)")
+    return found
+
+
+_DTYPES = frozenset("bfloat16 bf16 float16 fp16 half float32 fp32 float float64 auto float8_e4m3fn float8_e5m2".split())
 
 
 def _dtype(fields: Fields) -> str:
     """The type engines compute in: bf16 or f16; f32 checkpoints are served in f16 (vllm config/model.py)."""
     name = fields.text("dtype", "bfloat16").removeprefix("torch.")
+    if name not in _DTYPES:
+        raise fields.fault("dtype", f"(or torch_dtype) is {short(name)}; known: {', '.join(sorted(_DTYPES))}")
     return "f16" if name in ("float16", "half", "float32", "float") else "bf16"
 
 
 def _refuse_unknown(fields: Fields) -> None:
     """A family not known here may not carry a field that changes the cache in a way no rule reads."""
+    if fields.model_type in CACHELESS:
+        raise fields.fault("model_type", f"is {fields.model_type!r}, which keeps no KV cache; admission by slots only")
     if fields.model_type in KNOWN and fields.model_type:
         return
     for key in fields.names():
@@ -174,6 +200,11 @@ def _latent(fields: Fields) -> LayerGroup:
 
 def _heads_and_dims(fields: Fields, kind: str, index: int) -> tuple[int, int, int]:
     heads = _kv_heads(fields, index)
+    queries = fields.integer("num_attention_heads", 0)
+    if heads and queries % heads:
+        raise fields.fault(
+            "num_key_value_heads", f"is {heads} in layer {index}; {queries} attention heads do not divide by it"
+        )
     k_dim = head_dim(fields)
     if fields.model_type in _UNPACKED_LATENT:
         k_dim = fields.integer("qk_nope_head_dim", minimum=1) + fields.integer("qk_rope_head_dim", minimum=1)
@@ -198,11 +229,13 @@ def _kv_heads(fields: Fields, index: int) -> int:
         if not per_group:
             raise fields.fault(f"block_configs[{index}]", "has no attention.n_heads_in_group, but the layer attends")
         return fields.integer("num_attention_heads", minimum=1) // per_group
-    if fields.raw("multi_query_attention") is True:
+    if fields.boolean("multi_query_attention"):
         return fields.integer("multi_query_group_num", minimum=1)
-    if fields.raw("multi_query") is True and fields.raw("new_decoder_architecture") is not True:
+    if fields.boolean("multi_query") and not fields.boolean("new_decoder_architecture"):
         return 1
     if fields.has("attn_config"):
+        if fields.mapping("attn_config").text("attn_type") == "multiquery_attention":
+            return 1
         return fields.mapping("attn_config").integer(
             "num_key_value_heads", fields.integer("num_attention_heads", minimum=1)
         )

@@ -72,6 +72,17 @@ _LARGEST = 1 << 48
 MOST_LAYERS = 4096
 
 
+def short(value: object) -> str:
+    """A value as an error shows it: one line, never a page of a damaged list."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def plain(text: str) -> str:
+    """A name as an error begins with it: as given where that is one readable line, else as ``short`` shows it."""
+    return text if text.isprintable() and len(text) <= 200 else short(text)
+
+
 def whole(value: object) -> int | None:
     """The whole number of a JSON number, None for anything else (booleans, fractions, NaN, text)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -119,7 +130,7 @@ class Fields:
             return default
         number = whole(value)
         if number is None or not minimum <= number <= _LARGEST:
-            raise self.fault(field, f"is {value!r}; expected a whole number of at least {minimum}")
+            raise self.fault(field, f"is {short(value)}; expected a whole number of at least {minimum}")
         return number
 
     def integers(self, field: str) -> list[int]:
@@ -127,7 +138,7 @@ class Fields:
         numbers = [whole(v) for v in self.items(field)]
         bad = next((i for i, n in enumerate(numbers) if n is None or not 0 <= n <= _LARGEST), None)
         if bad is not None:
-            raise self.fault(f"{field}[{bad}]", f"is {self.items(field)[bad]!r}; expected a whole number")
+            raise self.fault(f"{field}[{bad}]", f"is {short(self.items(field)[bad])}; expected a whole number")
         return [n for n in numbers if n is not None]
 
     def text(self, field: str, default: str = "") -> str:
@@ -136,8 +147,25 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self.fault(field, f"is {value!r}; expected a string")
+            raise self.fault(field, f"is {short(value)}; expected a string")
         return value
+
+    def boolean(self, field: str, default: bool = False) -> bool:
+        """True or false; the default where absent."""
+        value = self.raw(field)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.fault(field, f"is {short(value)}; expected true or false")
+        return value
+
+    def indices(self, field: str, count: int, first: int = 0) -> set[int]:
+        """A list of layer numbers from ``first`` on, each one of the model's ``count`` layers."""
+        numbers = self.integers(field)
+        outside = next((n for n in numbers if not first <= n < count + first), None)
+        if outside is not None:
+            raise self.fault(field, f"names layer {outside}; the model has {count} layers, counted from {first}")
+        return set(numbers)
 
     def items(self, field: str) -> Sequence[object]:
         """A list, or GeometryError."""
@@ -161,6 +189,9 @@ def text_fields(config: Mapping[str, object], where: str) -> Fields:
     outer = config
     inner: Mapping[str, object] = config
     for _ in range(3):
+        wrong = next((k for k in _TEXT_KEYS if inner.get(k) is not None and not isinstance(inner[k], Mapping)), None)
+        if wrong is not None:
+            raise GeometryError(f"{where}: field {wrong!r} is {short(inner[wrong])}; expected an object")
         nested = next((inner[k] for k in _TEXT_KEYS if isinstance(inner.get(k), Mapping)), None)
         if not isinstance(nested, Mapping):
             break
@@ -168,6 +199,10 @@ def text_fields(config: Mapping[str, object], where: str) -> Fields:
     if inner is not outer:
         carried = {k: outer[k] for k in ("torch_dtype", "dtype", "tie_word_embeddings") if outer.get(k) is not None}
         inner = carried | {k: v for k, v in inner.items() if v is not None or k not in carried}
+    for level in (inner, outer):
+        model_type = level.get("model_type")
+        if model_type is not None and not isinstance(model_type, str):
+            raise GeometryError(f"{where}: field 'model_type' is {short(model_type)}; expected a string")
     model_type = inner.get("model_type") or outer.get("model_type") or ""
     return Fields(inner, where, str(model_type))
 

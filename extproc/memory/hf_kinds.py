@@ -5,9 +5,9 @@ Owns the order of the rules: per-layer lists win over intervals, intervals over 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from extproc.memory.hf_fields import MOST_LAYERS, Fields
+from extproc.memory.hf_fields import MOST_LAYERS, Fields, short
 
 #: Spellings of per-layer kinds in layer_types, layers_block_type and the like.
 _KIND_NAMES: Mapping[str, str] = {
@@ -51,6 +51,13 @@ KNOWN = SLIDING_ALL | SLIDING_SWITCHED | frozenset(FULL_EVERY) | frozenset("""
     """.split())  # fmt: skip
 
 
+#: Families without a KV cache that grows: encoders and models of recurrent layers alone.
+CACHELESS = frozenset("""
+    bert roberta xlm-roberta distilbert albert electra camembert mpnet deberta deberta-v2 modernbert nomic_bert new
+    mamba mamba2 falcon_mamba rwkv rwkv5 rwkv6 rwkv7
+    """.split())  # fmt: skip
+
+
 def layer_count(fields: Fields) -> int:
     """Layers of the model: num_hidden_layers, or the length of the list that stands for it."""
     for listed in ("layers_block_type", "hybrid_override_pattern"):
@@ -60,6 +67,16 @@ def layer_count(fields: Fields) -> int:
     count = fields.integer("num_hidden_layers", minimum=1)
     if count > MOST_LAYERS:
         raise fields.fault("num_hidden_layers", f"is {count}; no model has more than {MOST_LAYERS}")
+    return count
+
+
+def prediction_layers(fields: Fields) -> int:
+    """Multi-token-prediction layers behind the model's own."""
+    count = 0
+    for field in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+        count = max(count, fields.integer(field, 0))
+        if count > MOST_LAYERS:
+            raise fields.fault(field, f"is {count}; no model has more than {MOST_LAYERS}")
     return count
 
 
@@ -74,11 +91,12 @@ def layer_kinds(fields: Fields, count: int) -> list[str]:
 def _named_list(field: str) -> Callable[[Fields, int], list[str]]:
     def rule(fields: Fields, count: int) -> list[str]:
         names = [str(n) for n in fields.items(field)]
-        if len(names) < count:
+        # Some files go on with the prediction layers behind the model's own.
+        if len(names) not in (count, count + prediction_layers(fields)):
             raise fields.fault(field, f"has {len(names)} entries for {count} layers")
         for i, n in enumerate(names[:count]):
             if n not in _KIND_NAMES:
-                raise fields.fault(f"{field}[{i}]", f"is {n!r}; known kinds: {', '.join(sorted(_KIND_NAMES))}")
+                raise fields.fault(f"{field}[{i}]", f"is {short(n)}; known kinds: {', '.join(sorted(_KIND_NAMES))}")
         return [_KIND_NAMES[n] for n in names[:count]]
 
     return rule
@@ -97,12 +115,14 @@ def _override_pattern(fields: Fields, count: int) -> list[str]:
 
 def _kda(fields: Fields, count: int) -> list[str]:
     # Kimi-Linear counts layers from 1.
-    full = set(fields.mapping("linear_attn_config").integers("full_attn_layers"))
+    full = fields.mapping("linear_attn_config").indices("full_attn_layers", count, first=1)
     return ["full" if i + 1 in full else "state" for i in range(count)]
 
 
 def _jamba(fields: Fields, count: int) -> list[str]:
     period, offset = fields.integer("attn_layer_period", minimum=1), fields.integer("attn_layer_offset", 0)
+    if offset >= period:
+        raise fields.fault("attn_layer_offset", f"is {offset}; it must be below attn_layer_period {period}")
     return ["full" if i % period == offset else "state" for i in range(count)]
 
 
@@ -113,8 +133,8 @@ def _interval(fields: Fields, count: int) -> list[str]:
 
 def _llama4(fields: Fields, count: int) -> list[str]:
     # no_rope_layers: 1 = rope (chunked), 0 = none (full); an empty or missing list means every 4th layer is full.
-    raw = fields.raw("no_rope_layers")
-    flags = list(raw) if isinstance(raw, Sequence) and raw else [(i + 1) % 4 != 0 for i in range(count)]
+    listed = fields.integers("no_rope_layers") if fields.has("no_rope_layers") else []
+    flags: list[int] = listed or [int((i + 1) % 4 != 0) for i in range(count)]
     if len(flags) != count:
         raise fields.fault("no_rope_layers", f"has {len(flags)} entries for {count} layers")
     return ["chunked" if f else "full" for f in flags]
@@ -146,7 +166,7 @@ def heads_in_group(block: object) -> int:
 
 
 def _cross(fields: Fields, count: int) -> list[str]:
-    cross = set(fields.integers("cross_attention_layers"))
+    cross = fields.indices("cross_attention_layers", count)
     return ["cross" if i in cross else "full" for i in range(count)]
 
 
@@ -158,12 +178,12 @@ def _attention_types(fields: Fields, count: int) -> list[str]:
 
 
 def _indices(fields: Fields, count: int) -> list[str]:
-    full = set(fields.integers("attn_layer_indices"))
+    full = fields.indices("attn_layer_indices", count)
     return ["full" if i in full else "state" for i in range(count)]
 
 
 def _slides_everywhere(fields: Fields) -> bool:
-    if not fields.has("sliding_window") or fields.raw("use_sliding_window") is False:
+    if not fields.has("sliding_window") or not fields.boolean("use_sliding_window", default=True):
         return False
     if fields.integer("sliding_window", minimum=1) >= fields.integer("max_position_embeddings", 1 << 62):
         return False  # a window that no sequence outgrows
@@ -177,7 +197,7 @@ def _slides_everywhere(fields: Fields) -> bool:
 
 
 _KIND_RULES: tuple[tuple[Callable[[Fields], bool], Callable[[Fields, int], list[str]]], ...] = (
-    (lambda f: isinstance(f.raw("layer_types"), list), _named_list("layer_types")),
+    (lambda f: f.has("layer_types"), _named_list("layer_types")),
     (lambda f: f.has("layers_block_type"), _named_list("layers_block_type")),
     (lambda f: f.has("hybrid_override_pattern"), _override_pattern),
     (lambda f: f.has("attn_type_list"), _attention_types),
@@ -190,6 +210,6 @@ _KIND_RULES: tuple[tuple[Callable[[Fields], bool], Callable[[Fields, int], list[
     (lambda f: f.model_type in ("llama4_text", "llama4") or (f.has("no_rope_layers") and f.has("attention_chunk_size")), _llama4),
     (lambda f: f.model_type == "falcon_h1", lambda f, n: ["both"] * n),
     (lambda f: f.model_type in FULL_EVERY and f.has("sliding_window"), _every),
-    (lambda f: f.model_type in SLIDING_SWITCHED and f.raw("use_sliding_window") is True and f.has("sliding_window"), _switched),
+    (lambda f: f.model_type in SLIDING_SWITCHED and f.boolean("use_sliding_window") and f.has("sliding_window"), _switched),
     (lambda f: f.model_type not in SLIDING_SWITCHED and _slides_everywhere(f), lambda f, n: ["sliding"] * n),
 )  # fmt: skip

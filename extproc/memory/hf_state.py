@@ -59,7 +59,11 @@ def _mamba1_state(f: Fields) -> StateShape:
 
 def _conv_state(f: Fields) -> StateShape:
     return StateShape(
-        f.integer("conv_dim", f.integer("hidden_size", minimum=1)), 0, 0, f.integer("conv_L_cache", minimum=1), 0
+        f.integer("conv_dim", f.integer("hidden_size", minimum=1), minimum=1),
+        0,
+        0,
+        f.integer("conv_L_cache", minimum=1),
+        0,
     )
 
 

@@ -17,9 +17,14 @@ from extproc.memory.geometry import Geometry
 from extproc.memory.gguf_geometry import geometry_from_gguf
 from extproc.memory.gguf_header import read_header
 from extproc.memory.hf import geometry_from_config
+from extproc.memory.hf_fields import plain, short, whole
 
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.pth")
+#: Weight files in the order in which one kind stands for all: repositories also carry the same weights once more
+#: (``consolidated.safetensors`` beside ``model-*.safetensors``).
+_WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin", "*.pth")
+#: What git leaves where git-lfs did not fetch the file; its size stands inside.
+_LFS_POINTER = re.compile(rb"version https://git-lfs[^\n]*\n(?:[^\n]*\n)*?size (\d{1,18})\n")
 
 
 def load_geometry(spec: str | Path) -> Geometry:
@@ -28,27 +33,42 @@ def load_geometry(spec: str | Path) -> Geometry:
     GeometryError names the file and the field, or close catalogue names. No tensor data is read.
     """
     text = str(spec)
+    if not text.strip():
+        raise GeometryError(
+            "the model's name is empty; give a config.json, a directory, a GGUF file or a catalogue name"
+        )
     try:
         path = Path(spec).expanduser()
         if path.is_dir():
             return _from_directory(path)
         if path.is_file():
-            return _from_gguf(path) if path.suffix.lower() == ".gguf" else _from_config(path)
+            return _from_gguf(path) if _is_gguf(path) else _from_config(path)
     except (OSError, RuntimeError) as e:  # no right to look, a name too long, a home of nobody
         reason = e.strerror if isinstance(e, OSError) else str(e)
-        raise GeometryError(f"{text}: cannot be looked at ({reason}); name a readable file or a catalogue name") from e
+        raise GeometryError(
+            f"{plain(text)}: cannot be looked at ({reason}); name a readable file or a catalogue name"
+        ) from e
     if text.endswith((".json", ".gguf")) or text.startswith(("/", "./", "../", "~")):
         raise GeometryError(
-            f"{text}: no such file; give a config.json, a model directory, a GGUF file or a catalogue name"
+            f"{plain(text)}: no such file; give a config.json, a model directory, a GGUF file or a catalogue name"
         )
     return catalogue_geometry(text)
+
+
+def _is_gguf(path: Path) -> bool:
+    """By its name or its first bytes: Ollama's blobs are GGUF files without the ending."""
+    if path.suffix.lower() == ".gguf":
+        return True
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def _from_directory(path: Path) -> Geometry:
     config = path / "config.json"
     if config.is_file():
         return _from_config(config)
-    files = sorted(path.glob("*.gguf"))
+    # Image projectors (mmproj-*.gguf) lie beside the model that they belong to.
+    files = sorted(f for f in path.glob("*.gguf") if not f.name.lower().startswith("mmproj"))
     firsts = [f for f in files if not (m := _SPLIT.search(f.name)) or m.group(1) == "00001"]
     if len(firsts) == 1:
         return _from_gguf(firsts[0])
@@ -60,7 +80,7 @@ def _from_directory(path: Path) -> Geometry:
 def _from_config(path: Path) -> Geometry:
     try:
         config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise GeometryError(f"{path}: not readable as JSON ({e})") from e
     if not isinstance(config, Mapping):
         raise GeometryError(f"{path}: holds a {type(config).__name__}; expected an object")
@@ -90,20 +110,48 @@ def _separate_quantization(folder: Path) -> str | None:
 def _safetensors_bytes(folder: Path) -> int | None:
     """Bytes of the weight files beside a config, from the index where the files are elsewhere; None where neither is."""
     for pattern in _WEIGHTS:
-        sizes = [f.stat().st_size for f in folder.glob(pattern)]
+        sizes = [_file_bytes(f) for f in folder.glob(pattern) if f.is_file()]
         if sizes:
             return sum(sizes)
     index = folder / "model.safetensors.index.json"
     try:
         total = json.loads(index.read_bytes())["metadata"]["total_size"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return int(total) if isinstance(total, (int, float)) else None
+    number = whole(total)
+    if number is None or number <= 0:
+        raise GeometryError(f"{index}: field 'metadata.total_size' is {short(total)}; expected the weights' bytes")
+    return number
+
+
+def _file_bytes(path: Path) -> int:
+    """A weight file's size, of a git-lfs pointer the size of the file that it stands for."""
+    size = path.stat().st_size
+    if size < 1024:
+        pointer = _LFS_POINTER.match(path.read_bytes())
+        return int(pointer.group(1)) if pointer else size
+    return size
+
+
+def _parts(path: Path) -> list[Path]:
+    """The files of a split model in their order, or the file itself."""
+    split = _SPLIT.search(path.name)
+    if split is None:
+        return [path]
+    total = split.group(2)
+    parts = [path.with_name(_SPLIT.sub(f"-{i:05d}-of-{total}.gguf", path.name)) for i in range(1, int(total) + 1)]
+    missing = [p.name for p in parts if not p.is_file()]
+    if missing or not parts:
+        there = len(parts) - len(missing)
+        raise GeometryError(
+            f"{path}: {there} of {int(total)} parts are there ({', '.join(missing[:1]) or path.name} is missing); put all"
+            " parts in one directory"
+        )
+    return parts
 
 
 def _from_gguf(path: Path) -> Geometry:
-    first = _SPLIT.search(path.name)
-    parts = sorted(path.parent.glob(_SPLIT.sub("-*-of-*.gguf", path.name))) if first else [path]
+    parts = _parts(path)
     headers = []
     for part in parts:
         try:
@@ -111,9 +159,11 @@ def _from_gguf(path: Path) -> Geometry:
                 headers.append(read_header(file, str(part)))
         except OSError as e:
             raise GeometryError(f"{part}: not readable ({e.strerror})") from e
-    if first and len(parts) != int(first.group(2)):
+    said = whole(headers[0].fields.get("split.count"))
+    if said is not None and said > len(parts):
         raise GeometryError(
-            f"{path}: {len(parts)} of {int(first.group(2))} parts are there; put all parts in one directory"
+            f"{path}: field 'split.count' says {said} parts; keep the names ...-00001-of-{said:05d}.gguf and put all parts"
+            " in one directory"
         )
     tensors = [t for h in headers for t in h.tensors]
     geometry = geometry_from_gguf(headers[0].fields, str(path), tensors, name=path.stem)

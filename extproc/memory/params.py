@@ -21,18 +21,17 @@ _TIED = frozenset({"gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_tex
                    "gpt_bigcode", "starcoder", "gpt2", "falcon", "mpt"})  # fmt: skip
 
 
-def count_parameters(fields: Fields, kinds: Sequence[str]) -> ParamCounts | None:
-    """Counts by part, or None where the file lacks what they need (then only file sizes tell the weights)."""
+def count_parameters(fields: Fields, kinds: Sequence[str]) -> tuple[ParamCounts | None, str]:
+    """Counts by part, or None and the field that stands in the way (then only file sizes tell the weights)."""
     try:
-        return _count(fields, kinds)
-    except GeometryError:
-        return None
+        return _count(fields, kinds), ""
+    except GeometryError as e:
+        return None, str(e)
 
 
 def _count(f: Fields, kinds: Sequence[str]) -> ParamCounts:
     hidden, vocab = f.integer("hidden_size", minimum=1), f.integer("vocab_size", minimum=1)
-    tied = f.raw("tie_word_embeddings")
-    copies = 1 if (tied if isinstance(tied, bool) else f.model_type in _TIED) else 2
+    copies = 1 if f.boolean("tie_word_embeddings", default=f.model_type in _TIED) else 2
     embedding = vocab * hidden * copies
     if f.has("vocab_size_per_layer_input"):
         # Gemma 3n/4: one small embedding per layer beside the usual one.
@@ -68,7 +67,7 @@ def _attention_mixer(f: Fields, hidden: int, kind: str) -> int:
     if kind == "full" and f.has("global_head_dim"):
         dim = f.integer("global_head_dim")
         kv_heads = f.integer("num_global_key_value_heads", kv_heads)
-    gate = 2 if f.raw("attn_output_gate") is True or f.model_type.startswith("qwen3_next") else 1
+    gate = 2 if f.boolean("attn_output_gate") or f.model_type.startswith("qwen3_next") else 1
     bias = (heads + 2 * kv_heads) * dim if f.model_type.startswith("qwen2") else 0
     return hidden * dim * ((gate + 1) * heads + 2 * kv_heads) + bias
 
@@ -99,12 +98,8 @@ def _state_mixer(f: Fields, hidden: int) -> int:
         return 3 * hidden * inner + inner * (2 * rank + 3 * f.integer("mamba_d_state"))
     if f.has("conv_L_cache"):
         return 4 * hidden * hidden
-    return (
-        4
-        * hidden
-        * f.integer("num_attention_heads")
-        * f.integer("head_dim", hidden // f.integer("num_attention_heads"))
-    )
+    heads = f.integer("num_attention_heads", minimum=1)
+    return 4 * hidden * heads * f.integer("head_dim", hidden // heads)
 
 
 def _feed_forward(f: Fields, index: int, kind: str, hidden: int) -> tuple[int, int]:
@@ -120,7 +115,7 @@ def _feed_forward(f: Fields, index: int, kind: str, hidden: int) -> tuple[int, i
     elif f.has("block_configs"):
         raise f.fault("block_configs", "has feed-forward sizes per layer, which are not counted")
     experts = f.integer("num_experts", 0)
-    wide = 2 if f.raw("use_double_wide_mlp") is True and index >= f.integer("num_hidden_layers") - f.integer(
+    wide = 2 if f.boolean("use_double_wide_mlp") and index >= f.integer("num_hidden_layers") - f.integer(
         "num_kv_shared_layers", 0) else 1  # fmt: skip
     if experts <= 1 or not _is_sparse(f, index):
         return matrices * hidden * _dense_width(f, index, hidden) * wide, 0
@@ -128,7 +123,7 @@ def _feed_forward(f: Fields, index: int, kind: str, hidden: int) -> tuple[int, i
     # Nemotron 3: experts work in a narrower latent space between two projections.
     latent = f.integer("moe_latent_size", 0)
     dense = matrices * hidden * _shared_width(f, width) + hidden * experts + 2 * hidden * latent
-    if f.raw("enable_moe_block") is True:
+    if f.boolean("enable_moe_block"):
         # Gemma 4: the experts stand beside a dense feed-forward.
         dense += matrices * hidden * f.integer("intermediate_size", minimum=1)
     return dense, matrices * (latent or hidden) * width * experts

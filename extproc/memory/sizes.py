@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from extproc.errors import GeometryError
 
@@ -10,6 +11,26 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 
           "tib": 1 << 40, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}  # fmt: skip
 _BARE = re.compile(r"(\d+(?:\.\d+)?)(?:\s*[xX*]\s*(\d+(?:\.\d+)?))?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+
+
+#: The most that an option which counts tokens can mean; larger figures are slips of the hand.
+MOST_TOKENS = 1 << 40
+
+
+def within(option: str, value: int | None, least: int, most: int = 1 << 20) -> None:
+    """GeometryError where a figure given by hand lies outside its bounds; None is an option not given."""
+    if value is not None and value < least:
+        raise GeometryError(f"{option} is {value}; give at least {least}")
+    if value is not None and value > most:
+        raise GeometryError(f"{option} is {value}; give at most {most}")
+
+
+def refuse_empty(options: Mapping[str, object]) -> None:
+    """GeometryError for an option given as an empty string, as an unset shell variable leaves it."""
+    for name, value in options.items():
+        if any(isinstance(v, str) and not v.strip() for v in (value if isinstance(value, list) else [value])):
+            label = "the model" if name == "model" else f"--{name.replace('_', '-')}"
+            raise GeometryError(f"{label} is empty; give a value or leave it out")
 
 
 def lacks_unit(text: str) -> str | None:

@@ -129,8 +129,9 @@ def geometry_weights(
         return geometry.weights_bytes, "sum of the weight files (or of the GGUF's tensors)"
     if geometry.params is None:
         raise GeometryError(
-            f"{geometry.where or geometry.name}: weights are unknown (no files, and the configuration does not give the"
-            " parameter count); pass --weights-bytes or set models.<name>.weights.sizeBytes"
+            f"{geometry.where or geometry.name}: weights are unknown: there are no weight files, and the parameters cannot"
+            f" be counted ({geometry.uncounted or 'no counts are given'}); pass their size (estimate --weights 18.6GiB) or"
+            " set models.<name>.weights.sizeBytes"
         )
     form = form or weight_format(native)
     total = geometry.params.total / 1e9

@@ -150,6 +150,23 @@ def test_llamacpp_rounds_slots_to_256(capsys: pytest.CaptureFixture[str]) -> Non
         (["Qwen2.5-7B", "--quantization", "q9"], "weight format 'q9'"),
         (["Qwen2.5-7B", "--image", "big"], "1024x768"),
         (["Qwen2.5-7B", "--device", "huge"], "24GiB"),
+        (["Qwen2.5-7B", "--image", "0x0"], "1024x768"),
+        (["Qwen2.5-7B", "--image", "²x²"], "1024x768"),
+        (["Qwen2.5-7B", "--tokens", str(10**30)], "--tokens is .* at most"),
+        (["Qwen2.5-7B", "--batched-tokens", "0"], "--batched-tokens is 0"),
+        (["Qwen2.5-7B", "--max-num-seqs", "-1"], "--max-num-seqs is -1"),
+        (["Qwen2.5-7B", "--block-tokens", "0"], "--block-tokens is 0"),
+        (["Qwen2.5-7B", "--lookahead", "-1"], "--lookahead is -1"),
+        (["Qwen2.5-7B", "--draft-layers", "9999999999"], "--draft-layers is .* at most 4096"),
+        (["Qwen2.5-7B", "--max-loras", "-1"], "--max-loras is -1"),
+        (["Qwen2.5-7B", "--lora-rank", "0"], "--lora-rank is 0"),
+        (["Qwen2.5-7B", "--tp", "1000000"], "--tp is 1000000"),
+        (["Qwen2.5-7B", "--dp", "2"], "a replica of its own"),
+        (["Qwen2.5-7B", "--engine-version", "newest"], "holds no number"),
+        (["Qwen2.5-7B", "--kv-dtype", "q8_0/"], "KV type ''"),
+        (["Qwen2.5-7B", "--device", ""], "--device is empty"),
+        ([""], "the model is empty"),
+        (["a\nb"], "no such file"),
     ],
 )
 def test_estimate_refuses_with_one_line(arguments: list[str], match: str) -> None:
@@ -246,6 +263,11 @@ def test_plan_of_a_given_fleet(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (plan_command, ["--device", "24GiB", "--reserve", "2"], "plan: --reserve: 2 what? write 2GiB"),
         (estimate_command, ["Qwen3-8B", "--device", "24"], "estimate: --device: 24 what? write 24GiB"),
         (estimate_command, ["Qwen3-8B", "--weights", "18.6"], "estimate: --weights: 18.6 what? write 18.6GiB"),
+        (
+            plan_command,
+            ["--device", "24GiB", "--state", "s"],
+            "plan: --state is a fleet: give it with -c and without --device",
+        ),
         (estimate_command, [], "estimate: name a model, or see the catalogue: kvgate estimate --list"),
     ],
 )
@@ -274,7 +296,11 @@ def test_plan_needs_a_card_or_a_configuration(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("arguments", [["--device", "24GiB", "--context", "0"], ["--device", "24GiB", "--mean-tokens", "0"],
-                                       ["--device", "24GiB", "--model", "nosuch"], ["-c", "nosuch.yaml"]])  # fmt: skip
+                                       ["--device", "24GiB", "--model", "nosuch"], ["-c", "nosuch.yaml"],
+                                       ["--device", "24GiB", "--utilization", "nan"], ["--device", "24GiB", "--utilization", "inf"],
+                                       ["--device", "24GiB", "--utilization", "0"], ["--device", "24GiB", "--utilization", "5"],
+                                       ["--device", "24GiB", "--kv-dtype", "q9"], ["--device", "24GiB", "--model", ""],
+                                       ["--device", "24GiB", "--context", str(10**20)]])  # fmt: skip
 def test_plan_refuses_with_one_line(arguments: list[str]) -> None:
     """Every mistake is one line."""
     with pytest.raises((GeometryError, ConfigError)) as caught:
@@ -287,3 +313,72 @@ def test_attention_data_parallelism_spreads_weights_not_requests(capsys: pytest.
     found = answer(capsys, estimate_command, "DeepSeek-V3", "--engine", "sglang", "--tp", "8", "--dp", "8")
     assert (len(found["kv_bytes_per_shard"]), len(found["bytes_per_device"])) == (1, 8)
     assert found["bytes_per_device"][0] - found["bytes_per_device"][1] == found["kv_bytes"]
+
+
+def test_estimate_says_what_the_engine_would_refuse_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """A split that heads do not divide by, a prompt beyond the model's context and an unknown image rule are said."""
+    text = output(
+        capsys,
+        estimate_command,
+        "Qwen3-8B",
+        "--tokens",
+        "60000",
+        "--tp",
+        "3",
+        "--image",
+        "640x480",
+        "--device",
+        "24GiB",
+    )
+    assert "The model was made for 40960 tokens; 76384 need an extended context." in text
+    assert "vllm does not start this: 32 attention heads do not divide by 3." in text
+    assert "No image rule is known for this model" in text
+    assert "--device names 1 card, the load is spread over 3; set --tp 1 or name 3 cards." in text
+
+
+@pytest.mark.parametrize("command", [estimate_command, plan_command])
+def test_a_word_for_a_number_is_two_lines(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The usage line points to --help and does not list every option."""
+    with pytest.raises(SystemExit):
+        call(command, "--bogus")
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def _model(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def test_weights_that_lie_there_twice_count_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """consolidated.safetensors holds the same weights as model-*.safetensors."""
+    folder = _model(tmp_path)
+    for name in ("model-00001-of-00001.safetensors", "consolidated.safetensors"):
+        (folder / name).write_bytes(bytes(5000))
+    assert answer(capsys, estimate_command, str(folder))["weights_bytes"] == 5000
+
+
+def test_a_pointer_stands_for_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A clone without git-lfs holds 130-byte pointers; the size inside counts."""
+    folder = _model(tmp_path)
+    (folder / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 15231233024\n"
+    )
+    assert answer(capsys, estimate_command, str(folder))["weights_bytes"] == 15231233024
+
+
+@pytest.mark.parametrize("total", ["NaN", '"12"', "-1", "true"])
+def test_a_broken_index_names_its_field(total: str, tmp_path: Path) -> None:
+    """A total that is no number of bytes is an error."""
+    folder = _model(tmp_path)
+    (folder / "model.safetensors.index.json").write_text(f'{{"metadata": {{"total_size": {total}}}}}')
+    with pytest.raises(GeometryError, match=r"metadata\.total_size"):
+        call(estimate_command, str(folder))
+
+
+def test_json_without_a_bottom_is_one_line(tmp_path: Path) -> None:
+    """A file that nests 100,000 lists is not readable, and nothing more happens."""
+    path = tmp_path / "config.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(GeometryError, match="not readable as JSON"):
+        call(estimate_command, str(path))

@@ -174,3 +174,101 @@ def test_a_missing_key_is_named() -> None:
     """The error names the metadata key."""
     with pytest.raises(GeometryError, match=r"'llama\.block_count'"):
         geometry_from_gguf({"general.architecture": "llama"}, "m.gguf")
+
+
+ODD: Mapping[str, tuple[str, Mapping[str, object], str]] = {
+    "heads in words": ("llama", {"attention.head_count": "eight"}, "attention.head_count"),
+    "heads that do not divide": ("llama", {"attention.head_count_kv": 3}, "attention.head_count_kv"),
+    "a word among the heads": ("llama", {"attention.head_count_kv": [2, 2, "2", 2]}, "attention.head_count_kv"),
+    "a pattern in words": (
+        "gemma3", {"attention.sliding_window": 512, "attention.sliding_window_pattern": ["a"] * 4}, "sliding_window_pattern"),
+    "a pattern that is a word": ("gemma3", {"attention.sliding_window": 512, "attention.sliding_window_pattern": "x"}, "sliding_window_pattern"),
+    "no layer of its own": ("llama", {"attention.shared_kv_layers": 4}, "shared_kv_layers"),
+    "only prediction layers": ("llama", {"nextn_predict_layers": 4}, "nextn_predict_layers"),
+    "an empty state": ("qwen3next", {"ssm.conv_kernel": 4, "ssm.inner_size": 0, "ssm.state_size": 128}, "ssm.inner_size"),
+    "an empty latent": ("deepseek2", {"attention.kv_lora_rank": 0, "rope.dimension_count": 64}, "attention.kv_lora_rank"),
+    "values without width": ("llama", {"attention.key_length": 64, "attention.value_length": 0}, "v dim 0"),
+    "an architecture that is no name": ("ll\nama", {}, "general.architecture"),
+    "an image projector": ("clip", {}, "image projector"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_metadata_names_its_key(case: str) -> None:
+    """Metadata of another type, or a figure that cannot be, is one line with the key; nothing stands in for it."""
+    arch, fields, named = ODD[case]
+    given = {"general.architecture": arch} | {f"{arch}.{k}": v for k, v in (LLAMA | fields).items()}
+    with pytest.raises(GeometryError, match=rf"^m\.gguf: .*{named}") as caught:
+        geometry_from_gguf(given, "m.gguf")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_header_cut_anywhere_is_one_clear_error(tmp_path: Path) -> None:
+    """Every truncation of the header is a GeometryError and never a geometry."""
+    path = write(tmp_path / "m.gguf", "llama", LLAMA)
+    data = path.read_bytes()
+    tokens = data.index(b"tokenizer.ggml.tokens")
+    for end in (
+        *range(tokens + 200),
+        *range(len(data) - 16 * 1024 - 16 * 34 - 400, len(data) - 16 * 1024 - 16 * 34 - 60),
+    ):
+        path.write_bytes(data[:end])
+        with pytest.raises(GeometryError, match=r"m\.gguf"):
+            load_geometry(path)
+
+
+def _header(field: bytes, tensor: bytes = b"") -> bytes:
+    count = 1 if tensor else 0
+    return b"GGUF" + struct.pack("<IQQQ", 3, count, 1, 1) + b"k" + field + tensor
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (_header(struct.pack("<IIQ", 9, 9, 1 << 20)), "array of arrays"),
+        (_header(struct.pack("<IB", 7, 1), struct.pack("<Q", 1) + b"t" + struct.pack("<IQQIQ", 2, 1 << 40, 1 << 40, 0, 0)), "elements"),
+        (_header(struct.pack("<IIQ", 9, 77, 1)), "unknown type 77"),
+    ],
+)  # fmt: skip
+def test_incredible_headers_are_refused(data: bytes, match: str, tmp_path: Path) -> None:
+    """Nested arrays, tensors larger than any disk and unknown array items are damage."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    with pytest.raises(GeometryError, match=match):
+        load_geometry(path)
+
+
+def test_a_blob_without_an_ending_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    """Ollama keeps models under their digest."""
+    path = write(tmp_path / "m.gguf", "llama", LLAMA).rename(tmp_path / "sha256-0123")
+    assert load_geometry(path).groups[0].layers == 4
+
+
+def test_a_projector_beside_the_model_is_no_second_model(tmp_path: Path) -> None:
+    """The directory's one model is understood though its mmproj file lies there too."""
+    write(tmp_path / "model.gguf", "llama", LLAMA)
+    write(tmp_path / "mmproj-model.gguf", "clip", {})
+    assert load_geometry(tmp_path).groups[0].layers == 4
+
+
+def test_parts_are_found_by_their_own_names(tmp_path: Path) -> None:
+    """Another split of the same model, brackets in the name and a foreign part are told apart."""
+    for name in ("m[a]-00001-of-00002.gguf", "m[a]-00002-of-00002.gguf", "m[a]-00001-of-00003.gguf"):
+        write(tmp_path / name, "llama", LLAMA)
+    assert load_geometry(tmp_path / "m[a]-00002-of-00002.gguf").weights_bytes == 2 * (16 * 512 * 2 + 16 * 34)
+    with pytest.raises(GeometryError, match=r"1 of 3 parts are there \(m\[a\]-00002-of-00003\.gguf is missing\)"):
+        load_geometry(tmp_path / "m[a]-00001-of-00003.gguf")
+
+
+def test_a_renamed_part_does_not_pass_for_the_model(tmp_path: Path) -> None:
+    """split.count in the header says that more parts belong to it."""
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in LLAMA.items():
+        writer.add_uint32(f"llama.{key}", int(str(value)))
+    writer.add_uint16("split.count", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(GeometryError, match=r"'split\.count' says 3 parts"):
+        load_geometry(path)

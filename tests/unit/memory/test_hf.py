@@ -8,6 +8,7 @@ import pytest
 
 from extproc.errors import GeometryError
 from extproc.memory import Geometry, LayerKind, geometry_from_config
+from extproc.memory.weights import geometry_weights
 
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
@@ -188,3 +189,71 @@ def test_parameter_count_matches_the_published_one(model: str) -> None:
     params = parse(config).params
     assert params is not None
     assert params.total == pytest.approx(published, rel=1e-4)
+
+
+MAMBA = {"mamba_n_heads": 48, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128, "mamba_d_conv": 4}
+ODD: Mapping[str, tuple[Mapping[str, object], str]] = {
+    "a number as text": ({"num_hidden_layers": "32"}, "num_hidden_layers"),
+    "not a number": ({"hidden_size": float("nan")}, "hidden_size"),
+    "a list where one figure stands": ({"hidden_size": [1] * 400}, "hidden_size"),
+    "a family that is no text": ({"model_type": ["llama"]}, "model_type"),
+    "a nested model that is no object": ({"text_config": [1]}, "text_config"),
+    "a number type that nothing computes in": ({"torch_dtype": "float7"}, "dtype"),
+    "layer kinds that are no list": ({"layer_types": "full_attention"}, "layer_types"),
+    "more layer kinds than layers": ({"layer_types": ["full_attention"] * 33}, "layer_types"),
+    "heads that do not divide": ({"num_key_value_heads": 33}, "num_key_value_heads"),
+    "heads wider than any": ({"head_dim": 1 << 40}, "k dim"),
+    "a switch that is no switch": ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": "yes"}, "use_sliding_window"),
+    "multi-query by a word": ({"model_type": "falcon", "num_key_value_heads": None, "multi_query": "true"}, "multi_query"),
+    "no layer of its own": ({"model_type": "gemma3n_text", "sliding_window": 512, "num_kv_shared_layers": 32}, "num_kv_shared_layers"),
+    "prediction layers without end": ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1 << 40}, "num_nextn_predict_layers"),
+    "an attention layer behind the last": ({"model_type": "bamba", "attn_layer_indices": [9, 400]} | MAMBA, "attn_layer_indices"),
+    "a cross layer behind the last": ({"model_type": "mllama_text_model", "cross_attention_layers": [32]}, "cross_attention_layers"),
+    "an offset beyond its period": ({"model_type": "jamba", "attn_layer_period": 8, "attn_layer_offset": 8}, "attn_layer_offset"),
+    "chunk flags as text": ({"model_type": "llama4_text", "no_rope_layers": "x" * 32}, "no_rope_layers"),
+    "an empty convolution": ({"model_type": "lfm2", "layer_types": ["conv"] * 32, "conv_L_cache": 3, "conv_dim": 0}, "conv_dim"),
+    "weights in a word": ({"quantization_config": "fp8"}, "quantization_config"),
+    "weights in no method": ({"quantization_config": {"group_size": 64}}, "quantization_config"),
+    "a method in a list": ({"quantization_config": {"quant_method": ["fp8"]}}, "quant_method"),
+    "an encoder": ({"model_type": "bert"}, "model_type"),
+    "recurrent layers alone": ({"model_type": "mamba2"}, "model_type"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_is_not_understood_names_its_field(case: str) -> None:
+    """An odd value is one short line with file and field, never a default in its place."""
+    fields, named = ODD[case]
+    with pytest.raises(GeometryError, match=rf"^m/config\.json: .*{named}") as caught:
+        parse(LLAMA | fields)
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+def test_layer_kinds_may_go_on_with_the_prediction_layers() -> None:
+    """Step-3.5 lists its three prediction layers behind its own."""
+    config = LLAMA | {"layer_types": ["full_attention"] * 35, "num_nextn_predict_layers": 3}
+    assert shape(parse(config)) == [("full", 32, 8, 128, 128, 0)]
+
+
+def test_multi_query_by_attention_configuration() -> None:
+    """MPT names one KV head by its attention type."""
+    config = {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 2, "attn_config": {"attn_type": "multiquery_attention"}}  # fmt: skip
+    assert shape(parse(config)) == [("full", 2, 1, 128, 128, 0)]
+
+
+def test_bits_alone_name_a_format() -> None:
+    """MLX repositories give bits and a group size and no method."""
+    assert parse(LLAMA | {"quantization_config": {"group_size": 64, "bits": 4}}).quantization == "w4a16"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"intermediate_size": "14336"}, {"tie_word_embeddings": "no"}, {"num_local_experts": -1}]
+)
+def test_weights_that_cannot_be_counted_say_why(fields: dict[str, object]) -> None:
+    """The cache stands, and who asks for weights hears the field; a layer list no rule reads is not refused."""
+    geometry = parse(LLAMA | fields)
+    assert shape(geometry) == [("full", 32, 8, 128, 128, 0)]
+    assert geometry.params is None
+    with pytest.raises(GeometryError, match=next(iter(fields)).replace("num_local_experts", "num_experts")):
+        geometry_weights(geometry)
