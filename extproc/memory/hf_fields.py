@@ -31,6 +31,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size", "padded_vocab_size"),
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "moe_intermediate_size": ("moe_intermediate_size", "expert_ffn_hidden_size"),
+    "n_shared_experts": ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts"),
+    "first_k_dense_replace": ("first_k_dense_replace", "moe_layer_start_index"),
     "dtype": ("dtype", "torch_dtype"),
 }
 

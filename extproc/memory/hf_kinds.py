@@ -39,6 +39,9 @@ FULL_EVERY: Mapping[str, int] = {
     "gemma2": 2, "gemma3_text": 6, "gemma3": 6, "gemma3n_text": 5, "cohere2": 4, "gpt_oss": 2, "olmo3": 4, "exaone4": 4,
 }  # fmt: skip
 
+#: Families whose every file lists which layers slide.
+_LISTED = frozenset({"gemma4", "gemma4_text"})
+
 #: Families with nothing that the rules here do not read. Others must show no field that smells of a cache rule.
 KNOWN = SLIDING_ALL | SLIDING_SWITCHED | frozenset(FULL_EVERY) | frozenset("""
     llama llama4 llama4_text mllama_text_model gemma qwen qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text
@@ -189,6 +192,8 @@ def _slides_everywhere(fields: Fields) -> bool:
         return False  # a window that no sequence outgrows
     if fields.model_type in SLIDING_ALL:
         return True
+    if fields.model_type in _LISTED:
+        raise fields.fault("layer_types", f"is missing; model_type {fields.model_type!r} slides by that list")
     if fields.model_type in KNOWN:
         return False
     raise fields.fault(

@@ -105,15 +105,14 @@ def _state_mixer(f: Fields, hidden: int) -> int:
 def _feed_forward(f: Fields, index: int, kind: str, hidden: int) -> tuple[int, int]:
     """Dense and routed-expert parameters of one layer's feed-forward."""
     matrices = 2 if f.model_type in _TWO_MATRIX_MLP else 3
-    if f.has("hybrid_override_pattern"):
-        # Nemotron-H: a layer is a mixer, a feed-forward or an expert block, never two of them.
-        letter = f.text("hybrid_override_pattern")[index : index + 1]
-        if letter == "-":
-            return matrices * hidden * f.integer("intermediate_size"), 0
-        if letter != "E":
-            return 0, 0
-    elif f.has("block_configs"):
-        raise f.fault("block_configs", "has feed-forward sizes per layer, which are not counted")
+    block = _lone_block(f, index)
+    if block in ("-", "mlp"):
+        return matrices * hidden * f.integer("intermediate_size"), 0
+    if block not in (None, "E", "moe"):
+        return 0, 0
+    for nested in ("block_configs", "ffn_config"):
+        if f.has(nested) and (nested == "block_configs" or f.mapping(nested).has("ffn_hidden_size")):
+            raise f.fault(nested, "has feed-forward sizes of its own, which are not counted")
     experts = f.integer("num_experts", 0)
     wide = 2 if f.boolean("use_double_wide_mlp") and index >= f.integer("num_hidden_layers") - f.integer(
         "num_kv_shared_layers", 0) else 1  # fmt: skip
@@ -129,26 +128,43 @@ def _feed_forward(f: Fields, index: int, kind: str, hidden: int) -> tuple[int, i
     return dense, matrices * (latent or hidden) * width * experts
 
 
+def _lone_block(f: Fields, index: int) -> str | None:
+    """Nemotron-H: a layer is a mixer, a feed-forward or an expert block, never two of them; None elsewhere."""
+    if f.has("hybrid_override_pattern"):
+        return f.text("hybrid_override_pattern")[index : index + 1]
+    listed = f.items("layers_block_type") if f.has("layers_block_type") else ()
+    return str(listed[index]) if "mlp" in listed or "moe" in listed else None
+
+
 def _dense_width(f: Fields, index: int, hidden: int) -> int:
     if isinstance(f.raw("intermediate_size"), list):
         widths = f.integers("intermediate_size")
         if index >= len(widths):
             raise f.fault("intermediate_size", f"has no figure for layer {index}")
         return widths[index]
-    return f.integer("intermediate_size_mlp", 0) or f.integer("intermediate_size", 4 * hidden)
+    # Four times the hidden size is what the older families mean by none; the others always say.
+    usual = 4 * hidden if f.model_type in _TWO_MATRIX_MLP else None
+    return f.integer("intermediate_size_mlp", 0) or f.integer("intermediate_size", usual)
 
 
 def _shared_width(f: Fields, width: int) -> int:
     """Width of the experts every token passes."""
     if f.has("moe_shared_expert_intermediate_size"):
         return f.integer("moe_shared_expert_intermediate_size")
-    shared = f.integer("n_shared_experts", f.integer("num_shared_experts", 0)) * width
+    shared = f.integer("n_shared_experts", 0) * width
     shared += f.integer("shared_expert_intermediate_size", 0) + f.integer("shared_intermediate_size", 0)
     return shared + (width if f.model_type.startswith("llama4") else 0)
 
 
 def _is_sparse(f: Fields, index: int) -> bool:
     dense_first = f.integer("first_k_dense_replace", 0)
+    if isinstance(f.raw("moe_layer_freq"), list):
+        flags = f.integers("moe_layer_freq")
+        if index >= len(flags):
+            raise f.fault("moe_layer_freq", f"has no figure for layer {index}")
+        return flags[index] > 0
+    if f.has("mlp_only_layers") and index in f.integers("mlp_only_layers"):
+        return False
     step = (
         f.integer("decoder_sparse_step", 0)
         or f.integer("moe_layer_freq", 0)

@@ -215,6 +215,7 @@ ODD: Mapping[str, tuple[Mapping[str, object], str]] = {
     "weights in a word": ({"quantization_config": "fp8"}, "quantization_config"),
     "weights in no method": ({"quantization_config": {"group_size": 64}}, "quantization_config"),
     "a method in a list": ({"quantization_config": {"quant_method": ["fp8"]}}, "quant_method"),
+    "a family that slides by a list, without it": ({"model_type": "gemma4_text", "sliding_window": 512}, "layer_types"),
     "an encoder": ({"model_type": "bert"}, "model_type"),
     "recurrent layers alone": ({"model_type": "mamba2"}, "model_type"),
 }  # fmt: skip
@@ -257,3 +258,50 @@ def test_weights_that_cannot_be_counted_say_why(fields: dict[str, object]) -> No
     assert geometry.params is None
     with pytest.raises(GeometryError, match=next(iter(fields)).replace("num_local_experts", "num_experts")):
         geometry_weights(geometry)
+
+
+NEMOTRON = LLAMA | {"model_type": "nemotron_h", "num_hidden_layers": 4, "mamba_num_heads": 64, "mamba_head_dim": 64, "n_groups": 8,
+                    "ssm_state_size": 128, "conv_kernel": 4, "n_routed_experts": 8, "moe_intermediate_size": 1856}  # fmt: skip
+
+
+def test_a_lone_block_list_counts_as_its_pattern_does() -> None:
+    """Nemotron-H names its blocks by letters or by words: mixers without a feed-forward either way."""
+    by_letters = parse(NEMOTRON | {"hybrid_override_pattern": "M*E-"})
+    by_words = parse(NEMOTRON | {"layers_block_type": ["mamba", "attention", "moe", "mlp"]})
+    assert by_letters.params is not None
+    assert by_letters.params == by_words.params
+    assert shape(by_letters) == shape(by_words)
+
+
+def test_experts_by_a_list_of_layers() -> None:
+    """moe_layer_freq of 0 and 1 a layer, and mlp_only_layers, say which layers are dense."""
+    sparse = LLAMA | {"num_hidden_layers": 4, "num_experts": 8, "moe_intermediate_size": 512}
+    routed = [parse(sparse | extra).params for extra in ({"moe_layer_freq": [0, 1, 1, 1]}, {"mlp_only_layers": [0]})]
+    assert [p.experts if p else 0 for p in routed] == [3 * 3 * 4096 * 512 * 8] * 2
+
+
+UNCOUNTED: Mapping[str, tuple[Mapping[str, object], str]] = {
+    "no feed-forward size": ({k: v for k, v in LLAMA.items() if k != "intermediate_size"}, "intermediate_size"),
+    "sizes of its own": ({"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 4, "vocab_size": 100352,
+                          "attn_config": {"kv_n_heads": 8}, "ffn_config": {"ffn_hidden_size": 10752}}, "ffn_config"),
+    "an expert size a layer": (LLAMA | {"model_type": "hunyuan_v1_moe", "num_experts": 64, "moe_intermediate_size": [3072] * 32},
+                               "moe_intermediate_size"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNCOUNTED)
+def test_parameters_are_counted_right_or_not_at_all(case: str) -> None:
+    """What the count does not read leaves the weights unknown, by the field's name; the cache is known."""
+    config, named = UNCOUNTED[case]
+    geometry = parse(config)
+    assert geometry.params is None
+    assert named in geometry.uncounted
+    assert geometry.groups[0].kv_heads == 8
+
+
+def test_shared_experts_by_any_name() -> None:
+    """HunYuan and ERNIE spell the experts that every token passes their own way."""
+    sparse = LLAMA | {"num_experts": 8, "moe_intermediate_size": 512}
+    counts = {n: parse(sparse | {n: 1}).params for n in ("n_shared_experts", "num_shared_expert", "moe_num_shared_experts")}  # fmt: skip
+    assert len(set(counts.values())) == 1
+    assert counts["num_shared_expert"] != parse(sparse).params
