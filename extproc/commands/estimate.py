@@ -270,7 +270,7 @@ def _text(
         lines.append(
             f"{kv.engine} gives everything beside weights and overheads to its KV pool; a request takes blocks of it."
         )
-    lines += _cautions(args, geometry, rules, load)
+    lines += _cautions(args, geometry, rules, kv, load)
     if args.device:
         lines += _verdict(parse_devices(args.device), result)
     if args.verbose:
@@ -281,7 +281,11 @@ def _text(
     return "\n".join(lines)
 
 
-def _cautions(args: argparse.Namespace, geometry: Geometry, rules: EngineRules, load: Load) -> list[str]:
+#: KV types that every engine has; block types (q8_0, iq4_nl, ...) are llama.cpp's, the rest the others'.
+_PLAIN_TYPES = frozenset({"bf16", "f16", "f32"})
+
+
+def _cautions(args: argparse.Namespace, geometry: Geometry, rules: EngineRules, kv: KvModel, load: Load) -> list[str]:
     """What the engine would say to this load before memory matters."""
     found: list[str] = []
     if 0 < geometry.context_tokens < load.tokens:
@@ -291,6 +295,12 @@ def _cautions(args: argparse.Namespace, geometry: Geometry, rules: EngineRules, 
     split = args.tp // args.dp if rules.engine == "sglang" else args.tp
     if rules.style is not PoolStyle.CELLS and geometry.heads and geometry.heads % split:
         found.append(f"{rules.engine} does not start this: {geometry.heads} attention heads do not divide by {split}.")
+    cells = rules.style is PoolStyle.CELLS
+    foreign = [t for t in kv.kv_dtype.split("/") if t not in _PLAIN_TYPES and t.startswith(("q", "iq")) is not cells]
+    if foreign:
+        found.append(
+            f"{rules.engine} has no KV type {foreign[0]}, which is {'a GPU engine' if cells else 'llama.cpp'}'s."
+        )
     if args.image and geometry.vision_family is None:
         found.append(
             f"No image rule is known for this model; {len(args.image)} x the largest image of any family is charged"

@@ -382,3 +382,17 @@ def test_json_without_a_bottom_is_one_line(tmp_path: Path) -> None:
     path.write_text("[" * 100_000)
     with pytest.raises(GeometryError, match="not readable as JSON"):
         call(estimate_command, str(path))
+
+
+@pytest.mark.parametrize(
+    ("engine", "kv_type", "said"),
+    [("vllm", "q8_0", "vllm has no KV type q8_0, which is llama.cpp's."), ("ollama", "fp8", "ollama has no KV type fp8"),
+     ("llamacpp", "q8_0/q4_0", None), ("vllm", "fp8", None), ("sglang", "auto", None)],
+)  # fmt: skip
+def test_a_foreign_kv_type_is_said(
+    engine: str, kv_type: str, said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A type that the engine does not have is computed and named as such."""
+    text = output(capsys, estimate_command, "Qwen3-8B", "--engine", engine, "--kv-dtype", kv_type)
+    assert ("has no KV type" in text) is (said is not None)
+    assert (said or "") in text
