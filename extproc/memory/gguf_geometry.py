@@ -81,15 +81,7 @@ def geometry_from_gguf(
 
     ``tensors`` (shapes and types, no data) give parameter counts and exact weight bytes.
     """
-    arch = fields.get("general.architecture")
-    if arch is None:
-        raise GeometryError(f"{where}: field 'general.architecture' is missing from the GGUF metadata")
-    if not isinstance(arch, str) or not re.fullmatch(r"[\w.-]{1,64}", arch):
-        raise GeometryError(f"{where}: field 'general.architecture' is {short(arch)}; expected a name such as 'llama'")
-    if arch == "clip":
-        raise GeometryError(
-            f"{where}: field 'general.architecture' is 'clip', an image projector; name the model's file"
-        )
+    arch = _architecture(fields, where)
     meta = _Meta(fields, arch, where)
     blocks = meta.integer("block_count")
     if blocks > MOST_LAYERS:
@@ -139,6 +131,20 @@ def geometry_from_gguf(
             model_type=arch,
         )
     )
+
+
+def _architecture(fields: Mapping[str, object], where: str) -> str:
+    """The name that begins every key of the model."""
+    arch = fields.get("general.architecture")
+    if arch is None:
+        raise GeometryError(f"{where}: field 'general.architecture' is missing from the GGUF metadata")
+    if not isinstance(arch, str) or not re.fullmatch(r"[\w.-]{1,64}", arch):
+        raise GeometryError(f"{where}: field 'general.architecture' is {short(arch)}; expected a name such as 'llama'")
+    if arch == "clip":
+        raise GeometryError(
+            f"{where}: field 'general.architecture' is 'clip', an image projector; name the model's file"
+        )
+    return arch
 
 
 def _length(fields: Mapping[str, object]) -> int:
