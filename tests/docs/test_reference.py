@@ -13,9 +13,10 @@ import extproc
 import extproc.commands
 from extproc.cli import COMMANDS
 from extproc.policy.refusals import TABLE
+from extproc.telemetry import tables
 from tests.docs.reference import ROOT, table_rows
 
-ROWS = table_rows("operations.md")
+ROWS = table_rows("operations.md")  # commands, reasons, and in capitals the columns of `kvgate status`
 REASONS = {str(reason): str(row[0]) for reason, row in TABLE.items()}
 MODULES = {module.name for module in pkgutil.iter_modules(extproc.commands.__path__)}
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -29,7 +30,15 @@ def test_every_reason_is_documented_with_its_status() -> None:
 
 def test_every_command_is_documented() -> None:
     """The table of commands has each command, and no command that does not exist."""
-    assert set(ROWS) - set(REASONS) == set(COMMANDS)
+    assert {name for name in ROWS if name.islower()} - set(REASONS) == set(COMMANDS)
+
+
+def test_the_columns_of_status_exist() -> None:
+    """No column is explained that `kvgate status` does not print."""
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"`([A-Z_]+)`(?=[^|\n]*\| (?:replica|decision) \|)", text))
+    assert explained
+    assert explained <= {*tables._REPLICA_HEAD, *tables._RECENT_HEAD}
 
 
 def test_every_part_of_the_package_is_in_the_architecture() -> None:
