@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from extproc.dialects import fields
-from extproc.dialects.content import IMAGE_PART, Gathered, clean, take_image
+from extproc.dialects.content import IMAGE_PART, Gathered, clean, kind_of, take_image, text_of
 from extproc.dialects.jsonbody import Members
 from extproc.dialects.model import BodyLimits, ChatPrompt, InferenceRequest, Json, Route
 from extproc.dialects.openai import generation
@@ -80,7 +80,7 @@ def _blocks(blocks: list[Json], role: Json, new: Message, out: list[Message], ga
     calls: list[Json] = []
     thoughts: list[str] = []
     for block in blocks:
-        kind = block.get("type") if type(block) is dict else None
+        kind = kind_of(block)
         if kind == "thinking":
             thoughts.append(str(block.get("thinking") or ""))
         elif kind == "tool_use":
@@ -109,14 +109,14 @@ def _tool_result(block: Message, out: list[Message], gathered: Gathered) -> None
     if type(content) is str:
         texts.append(clean(content, gathered))
     for item in content if type(content) is list else []:
-        kind = item.get("type") if type(item) is dict else None
+        kind = kind_of(item)
         if kind == "text":
             texts.append(clean(str(item.get("text") or ""), gathered))
         elif kind == "image":
             take_image(item, gathered)
             pictures.append(IMAGE_PART)
         elif kind not in _SILENT:
-            texts += [part["text"] for part in clean([item], gathered) if part.get("text")]
+            texts += [text for part in clean([item], gathered) if (text := text_of(part))]
     out.append({"role": "tool", "tool_call_id": block.get("tool_use_id") or "", "content": "\n".join(texts)})
     if pictures:
         out.append({"role": "user", "content": pictures})

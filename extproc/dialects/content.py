@@ -80,13 +80,25 @@ def clean(content: Json, gathered: Gathered) -> Json:
     return content if cleaned is None else cleaned
 
 
+def kind_of(part: Json) -> str | None:
+    """The ``type`` of a part, block or item: None where absent, "" (no kind that anybody knows) where it is no string."""
+    kind = part.get("type") if type(part) is dict else None
+    return kind if kind is None or type(kind) is str else ""
+
+
+def text_of(part: Json) -> str:
+    """The text of a cleaned part, "" where it has none."""
+    text = part.get("text") if type(part) is dict else part
+    return text if type(text) is str else ""
+
+
 def _clean_part(part: Json, gathered: Gathered) -> Json:
     if type(part) is str:
         return _text_part("") if is_data_uri(part) and _take_media(part, gathered) else part
     if type(part) is not dict:
         gathered.unknown_parts += 1
         return _text_part(strings_of(part, gathered))
-    kind = part.get("type")
+    kind = kind_of(part)
     name = TEXT_TYPES.get(kind) if type(kind) is str else ("text" if "text" in part and kind is None else None)
     if name is not None:
         return _clean_text_part(part, kind, name, gathered)

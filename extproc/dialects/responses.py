@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from extproc.dialects import fields
-from extproc.dialects.content import Gathered, clean, strings_of
+from extproc.dialects.content import Gathered, clean, kind_of, strings_of
 from extproc.dialects.jsonbody import Members
 from extproc.dialects.model import BodyLimits, ChatPrompt, InferenceRequest, Json, Route
 from extproc.dialects.openai import generation, guard_schema
@@ -109,7 +109,7 @@ def _items(items: list[Json], messages: list[Message], gathered: Gathered) -> No
 
 def _item(item: Message, previous: Message | None, gathered: Gathered) -> Message | None:
     """The message that an item makes; None where it joins the assistant's previous message instead."""
-    kind = item.get("type")
+    kind = kind_of(item)
     if kind in _CALLS:
         call = _call(item)
         if previous is None:
