@@ -36,10 +36,11 @@ MAX_MESSAGES = 20_000
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-#: What engines other than vLLM may add to a message or part, and to a tool or a call of one. llama.cpp adds at most a
-#: line break for an empty part, SGLang ``"strict": false`` to a tool.
-OTHERWISE_TOKENS = 2
-OTHERWISE_TOOL_TOKENS = 12
+#: What engines other than vLLM may add: a BOS that neither template nor tokenizer.json has, a line break for an empty
+#: part (llama.cpp), ``"strict": false`` in a tool or blanks in a call (SGLang).
+OTHERWISE_BOS = 1
+OTHERWISE_PART = 2
+OTHERWISE_TOOL = 12
 
 #: Model types whose conversations vLLM 0.32 encodes by code of its own, not by the chat template (config/model.py,
 #: renderers/): so does it for a directory with a tekken.json.
@@ -141,7 +142,7 @@ class PromptCounter:
             return _Counted(prompt.length + sum(map(tokens, prompt.texts)))
         if isinstance(prompt, TextPrompt):
             specials = self._added_specials(vocabulary) if prompt.add_special_tokens else 0
-            allowed = 0 if self.followed else bounds.PROMPT_OVERHEAD
+            allowed = 0 if self.followed else OTHERWISE_BOS
             return _Counted(sum(map(tokens, prompt.texts)) + specials + allowed, exact=self.followed)
         template = self._template_for(prompt)
         if template is None:
@@ -182,11 +183,7 @@ def _otherwise(prompt: ChatPrompt) -> int:
     """Tokens that another engine may make more of a conversation than vLLM: empty parts kept, blanks and fields of tools."""
     parts = sum(len(content) for m in prompt.messages if isinstance(content := m.get("content"), list))
     calls = sum(len(calls) for m in prompt.messages if isinstance(calls := m.get("tool_calls"), list))
-    return (
-        bounds.PROMPT_OVERHEAD
-        + OTHERWISE_TOKENS * (len(prompt.messages) + parts)
-        + OTHERWISE_TOOL_TOKENS * (calls + len(prompt.tools or []))
-    )
+    return OTHERWISE_BOS + OTHERWISE_PART * parts + OTHERWISE_TOOL * (calls + len(prompt.tools or []))
 
 
 def load_tokenizer(
