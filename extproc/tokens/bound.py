@@ -12,6 +12,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable
+from json.encoder import encode_basestring
 
 from extproc.dialects.model import ChatPrompt, Json, Prompt, TextPrompt, TokenPrompt
 from extproc.tokens.overheads import ANY, TemplateOverhead
@@ -31,16 +32,53 @@ Measure = Callable[[str], int]
 #: Characters looked at in one step (about a millisecond), so that other threads get a turn.
 _STEP = 128 * 1024
 
-#: Slack per step: a combining mark at its edge may be reordered differently than in the whole text.
+#: Slack per cut: what composing may do otherwise there. A mark may come to another letter, or one composed character may
+#: come apart, which adds at most 6 bytes (a Hangul syllable).
 _EDGE = 8
 
+#: Combining marks in a row that are composed; sorting them takes quadratic time. Real text has fewer (Stream-Safe Text
+#: Format, Unicode Standard Annex 15, section 13).
+MARKS = 30
+
+#: Strings from this length are measured once a count, however many prompts they stand in.
+_REMEMBERED_CHARS = 256
+
+#: Printed JSON up to this is counted as one text where a tokenizer is at hand; more of it costs more than it is worth.
+PRINTED_CHARS = 512 * 1024
+
+#: Characters of a number as JSON; whole numbers outside the other may have more.
+_NUMBER, _WIDE = 24, 10**23
+
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
+
+#: More than ``MARKS`` characters in a row that may be marks. No mark is a word character but two that Unicode counts as
+#: letters; symbols in such a row lose nothing, as none of them composes.
+_MANY_MARKS = re.compile(rf"[\W\uff9e\uff9f]{{{MARKS + 1},}}")
+
+
+class TextBounds:
+    """``text_bound`` that remembers long strings while one request is counted: a query stands in each of its pairs."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        """Most tokens of ``text``."""
+        if len(text) < _REMEMBERED_CHARS:
+            return text_bound(text)
+        known = self._known.get(text)
+        if known is None:
+            known = self._known[text] = text_bound(text)
+        return known
 
 
 def text_bound(text: str, tick: Callable[[], None] = lambda: None) -> int:
     """Most tokens that any tokenizer in use makes of ``text``, special tokens around it not included.
 
-    ``tick`` is called between steps of a long text, so that a thread can give way; it must not raise.
+    Linear in the text, whatever it is. ``tick`` is called between steps of a long text, so that a thread can give way;
+    it must not raise.
     """
     if text.isascii():
         return len(text)
@@ -57,8 +95,13 @@ def _step_bound(text: str) -> int:
     # ASCII is the same in every form, and composing an ASCII letter with a mark never makes it longer, so only
     # the runs in between are normalised.
     runs = _NOT_ASCII.findall(text)
-    ascii_chars = len(text) - sum(map(len, runs))
-    return ascii_chars + _forms_bound("\0".join(runs)) - max(0, len(runs) - 1)
+    total = len(text) - sum(map(len, runs))
+    if max(map(len, runs), default=0) > MARKS:
+        many = [found for run in runs for found in _MANY_MARKS.findall(run)]
+        if many:
+            total += sum(map(_marks_bound, many))
+            runs = [piece for run in runs for piece in _MANY_MARKS.split(run)]
+    return total + _forms_bound("\0".join(runs)) - max(0, len(runs) - 1)
 
 
 def _forms_bound(text: str) -> int:
@@ -73,23 +116,38 @@ def _forms_bound(text: str) -> int:
     return longest
 
 
+def _marks_bound(run: str) -> int:
+    """A long run of marks without composing it.
+
+    No composed form is longer in UTF-8 than what it decomposes to, and decomposing is character by character, so short
+    pieces decompose to as much as the whole.
+    """
+    pieces = [run[start : start + MARKS] for start in range(0, len(run), MARKS)]
+    apart = "\0".join(pieces)
+    longest = max(_utf8(unicodedata.normalize(form, apart)) for form in ("NFD", "NFKD")) - (len(pieces) - 1)
+    return max(_utf8(run), longest) + _EDGE
+
+
 def _utf8(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def prompt_bound(prompt: Prompt, overhead: TemplateOverhead = ANY) -> int:
+def prompt_bound(prompt: Prompt, overhead: TemplateOverhead = ANY, measure: Measure = text_bound) -> int:
     """Most tokens of one prompt, pictures and unknown parts not included."""
     if isinstance(prompt, TokenPrompt):
-        return prompt.length + sum(map(text_bound, prompt.texts)) + PROMPT_OVERHEAD * bool(prompt.texts)
+        return prompt.length + sum(map(measure, prompt.texts)) + PROMPT_OVERHEAD * bool(prompt.texts)
     if isinstance(prompt, TextPrompt):
-        return sum(text_bound(text) + PROMPT_OVERHEAD for text in prompt.texts)
-    return chat_bound(prompt, overhead)
+        return sum(measure(text) + PROMPT_OVERHEAD for text in prompt.texts)
+    return chat_bound(prompt, overhead, measure)
 
 
-def chat_bound(prompt: ChatPrompt, overhead: TemplateOverhead = ANY, measure: Measure = text_bound) -> int:
+def chat_bound(
+    prompt: ChatPrompt, overhead: TemplateOverhead = ANY, measure: Measure = text_bound, *, counted: bool = False
+) -> int:
     """Most tokens of a conversation: all its strings, tools indented, and what a template of this family adds.
 
-    ``measure`` gives the most tokens of one string. Without a tokenizer that is ``text_bound``.
+    ``measure`` gives the most tokens of one string; ``counted`` says that a tokenizer does, so that printed values are
+    better counted whole. Linear in the conversation.
     """
     total = overhead.fixed + (0 if any(map(_speaks, prompt.messages)) else overhead.system) + PROMPT_OVERHEAD
     for message in prompt.messages:
@@ -97,16 +155,16 @@ def chat_bound(prompt: ChatPrompt, overhead: TemplateOverhead = ANY, measure: Me
         for name, value in message.items():
             if name == "tool_calls":
                 calls = value if isinstance(value, list) else [value]
-                total += sum(_call_bound(call, overhead, measure) for call in calls)
+                total += sum(_call_bound(call, overhead, measure, counted) for call in calls)
             elif type(value) is str:
                 total += measure(value)
             else:
-                total += _value_bound(value, measure)
+                total += _walked(value, measure)[0]
     if prompt.tools:
         # Printed as JSON or spelled in tags, never both.
-        total += overhead.tools + max(_value_bound(prompt.tools, measure), measure(_printed(prompt.tools)))
+        total += overhead.tools + max(_spelled_and_printed(prompt.tools, measure, counted))
     if prompt.kwargs:
-        total += measure(_printed(prompt.kwargs))
+        total += _spelled_and_printed(prompt.kwargs, measure, counted)[1]
     return total
 
 
@@ -122,43 +180,82 @@ def _speaks(message: dict[str, Json]) -> bool:
     return message.get("role") == "system" and isinstance(content, str) and bool(content.strip())
 
 
-def _call_bound(call: Json, overhead: TemplateOverhead, measure: Measure) -> int:
+def _call_bound(call: Json, overhead: TemplateOverhead, measure: Measure, counted: bool) -> int:
     """A tool call: its arguments may be printed as the client wrote them, parsed and printed anew, or in tags."""
     function = call.get("function") if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
-    spelled, printed = _value_bound(call, measure), measure(_printed(call))
+    spelled, printed = _spelled_and_printed(call, measure, counted)
     if isinstance(arguments, str) and arguments:
         try:
             parsed = json.loads(arguments)
         except (ValueError, RecursionError):
             parsed = {}
-        spelled += _value_bound(parsed, measure)
-        printed += max(0, measure(_printed(parsed)) - measure(arguments))
+        spelled_anew, printed_anew = _spelled_and_printed(parsed, measure, counted)
+        spelled += spelled_anew
+        printed += max(0, printed_anew - measure(arguments))
     return overhead.per_call + max(spelled, printed)
 
 
-def _value_bound(root: Json, measure: Measure) -> int:
-    """Text of all strings of a nested value, and markup for every key and part; numbers as they print."""
-    total = 0
-    stack = [root]
-    while stack:
-        value = stack.pop()
-        if type(value) is str:
-            total += measure(value)
-        elif type(value) is list:
-            total += PER_PART * len(value)
-            stack.extend(value)
-        elif type(value) is dict:
-            total += PER_KEY * len(value)
-            stack.extend(value.values())
-        elif value is not None:
-            total += 24
-    return total
+def _spelled_and_printed(value: Json, measure: Measure, counted: bool) -> tuple[int, int]:
+    """Most tokens of a nested value in tags, and as JSON with four blanks a level."""
+    spelled, printed = _walked(value, measure)
+    if not counted:
+        return spelled, printed
+    text = _printed(value) if printed <= PRINTED_CHARS else None
+    return spelled, _walked(value, text_bound)[1] if text is None else measure(text)
 
 
-def _printed(value: Json) -> str:
-    """JSON as the widest template prints it."""
+def _walked(root: Json, measure: Measure) -> tuple[int, int]:
+    """(in tags, as JSON) of a nested value, without printing it: one visit per value, one level after another.
+
+    In tags: text of all strings, and markup for every key and part. As JSON: the widest that a template prints, each
+    value and closing bracket on a line of its own, indented by four blanks for each level.
+    """
+    # The walk begins with a list around the value, which adds one part to the first sum and nothing to the second.
+    spelled, printed, indent = -PER_PART, 0, 0
+    level: list[Json] = [[root]]
+    while level:
+        below: list[Json] = []
+        for container in level:
+            size = len(container)
+            printed += size * (indent + 2) + indent - 2 if size else 2
+            if type(container) is list:
+                spelled += PER_PART * size
+                values = container
+            else:
+                spelled += PER_KEY * size
+                printed += 2 * size + sum(measure(key) + _marks_of(key) for key in container)
+                values = container.values()
+            for value in values:
+                kind = type(value)
+                if kind is str:
+                    tokens = measure(value)
+                    spelled += tokens
+                    printed += tokens + _marks_of(value)
+                elif kind is list or kind is dict:
+                    below.append(value)
+                elif value is None:
+                    printed += 4
+                elif kind is bool:
+                    spelled += _NUMBER
+                    printed += 5
+                else:
+                    width = _NUMBER if kind is not int or -_WIDE < value < _WIDE else value.bit_length() // 3 + 2
+                    spelled += width
+                    printed += width
+        level = below
+        indent += 4
+    return spelled, printed
+
+
+def _marks_of(text: str) -> int:
+    """Characters that JSON adds to a string: its quotes and the escapes in it."""
+    return len(encode_basestring(text)) - len(text)
+
+
+def _printed(value: Json) -> str | None:
+    """JSON as the widest template prints it, None where Python cannot."""
     try:
         return json.dumps(value, ensure_ascii=False, indent=4, default=str)
     except (ValueError, RecursionError):
-        return ""
+        return None

@@ -103,9 +103,10 @@ class PromptCounter:
         beside = most if pictures is None else max(0, pictures - len(request.images))
         left = None if budget_tokens is None else budget_tokens - others - beside
         counted: list[_Counted] = []
+        known: dict[str, int] | None = {} if len(request.prompts) > 1 else None
         try:
             for prompt in request.prompts:
-                counted.append(self._counted(prompt, self.vocabulary, left, tick))
+                counted.append(self._counted(prompt, self.vocabulary, left, tick, known))
                 if left is not None:
                     left -= counted[-1].tokens
         except (CountingStopped, EncoderFailure, TemplateFailure):
@@ -122,11 +123,21 @@ class PromptCounter:
 
     def bound(self, request: InferenceRequest) -> TokenCount:
         """A count that no tokenizer exceeds, in time proportional to the text and without native code."""
-        counts = [bounds.prompt_bound(prompt, self.overhead) for prompt in request.prompts] or [0]
+        measure = bounds.TextBounds()
+        counts = [bounds.prompt_bound(prompt, self.overhead, measure) for prompt in request.prompts] or [0]
         counts[0] += self._others(request) + self.pictures.most(request)
         return TokenCount(tuple(counts), "bound")
 
-    def _counted(self, prompt: Prompt, vocabulary: Vocabulary, left: int | None, tick: Callable[[], None]) -> _Counted:
+    def _counted(
+        self,
+        prompt: Prompt,
+        vocabulary: Vocabulary,
+        left: int | None,
+        tick: Callable[[], None],
+        known: dict[str, int] | None,
+    ) -> _Counted:
+        """One prompt; ``known`` remembers the strings of a request with several, as a query stands in each pair."""
+
         def stop(so_far: int) -> None:
             tick()
             if left is not None and so_far > left:
@@ -135,7 +146,11 @@ class PromptCounter:
         def tokens(text: str, specials: bool = False) -> int:
             if left is not None and len(text) > left * vocabulary.max_token_bytes:
                 raise CountingStopped
-            return vocabulary.count(text, add_special_tokens=specials, tick=stop)
+            if known is None or specials:
+                return vocabulary.count(text, add_special_tokens=specials, tick=stop)
+            if text not in known:
+                known[text] = vocabulary.count(text, add_special_tokens=False, tick=stop)
+            return known[text]
 
         tick()
         if isinstance(prompt, TokenPrompt):
@@ -147,7 +162,8 @@ class PromptCounter:
         template = self._template_for(prompt)
         if template is None:
             return _Counted(
-                bounds.chat_bound(prompt, self.overhead, lambda text: tokens(text) + JUNCTION_TOKENS), exact=False
+                bounds.chat_bound(prompt, self.overhead, lambda text: tokens(text) + JUNCTION_TOKENS, counted=True),
+                exact=False,
             )
         text = self._rendered(prompt, template, tick)
         pad = self.pictures.pad

@@ -62,7 +62,18 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None:
+        return encoder.encode(value)
+    # A megabyte of deep nesting prints as hundreds.
+    pieces: list[str] = []
+    size = 0
+    for piece in encoder.iterencode(value):
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_RENDERED_CHARS:
+            raise jinja2.TemplateError("the printed value is too long")
+    return "".join(pieces)
 
 
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:

@@ -36,7 +36,9 @@ def configuration(folder: Path, model: str, *engines: str) -> Path:
         for n, engine in enumerate(engines)
     )
     path = folder / "kvgate.yaml"
-    path.write_text(f"models:\n  m: {{{model}}}\ntargets:\n{targets}lanes:\n  a: {{targets: [t0], maxOutputTokens: 9}}\n")
+    path.write_text(
+        f"models:\n  m: {{{model}}}\ntargets:\n{targets}lanes:\n  a: {{targets: [t0], maxOutputTokens: 9}}\n"
+    )
     return path
 
 
