@@ -245,13 +245,12 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class EndResult:
-    """Whether this call was the one that ended it, and the reservation it had (None: unknown or ended before).
+    """Whether this call was the one that ended it.
 
     ``kept``: the ledger was away; the end is remembered here and sent when it is back.
     """
 
     released: bool
-    reservation: Reservation | None
     kept: bool = False
 
 

@@ -1,8 +1,9 @@
 """One connection to the ledger's server, shared by all concurrent calls, that comes back by itself.
 
 Owns sockets, replies and reconnecting; knows nothing of reservations. Calls made in the same turn of the event loop
-leave in one write and their replies are read in one go, so concurrency makes batches by itself. Replies come in the
-order of the calls; a call that gave up leaves its place, and its late reply is thrown away.
+leave in one write and their replies are read in one go, so concurrency makes batches by itself; those of one kind that
+follow each other make one command (``shared``). Replies come in the order of the calls; a call that gave up leaves its
+place, and its late reply is thrown away.
 
 There is no offline queue: while the connection is away a call fails at once. A failure says whether the command can
 have run: ``NotRun`` (it did not) or ``OutcomeUnknown``. Only a command that the server sent elsewhere is sent again, to
@@ -22,6 +23,7 @@ import hiredis
 
 from extproc.errors import LedgerDown
 from extproc.ledger.address import Address
+from extproc.ledger.shared import Carrier, Part
 
 log = logging.getLogger("kvgate.ledger")
 
@@ -63,13 +65,39 @@ class OutcomeUnknown(LedgerDown):
     """No answer: the command may have run, or may run yet."""
 
 
+class _Batch:
+    """Stands in the line of waiting calls once for each of its commands; ``whole`` has all replies, in order.
+
+    A command that got none has the exception in its place.
+    """
+
+    __slots__ = ("_count", "_replies", "whole")
+
+    def __init__(self, count: int, whole: asyncio.Future[list[Any]]) -> None:
+        self._count = count
+        self._replies: list[Any] = []
+        self.whole = whole
+
+    def done(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.whole.done()
+
+    def set_result(self, reply: Any) -> None:
+        """The reply to the next of its commands."""
+        self._replies.append(reply)
+        if len(self._replies) == self._count:
+            self.whole.set_result(self._replies)
+
+    set_exception = set_result
+
+
 class _Stream(asyncio.Protocol):
     """Bytes in, replies out, in order."""
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
-        self._waiting: deque[asyncio.Future[Any]] = deque()
-        self._out: list[bytes] = []
+        self._waiting: deque[asyncio.Future[Any] | _Batch | Carrier] = deque()
+        self._out: list[bytes | Carrier] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self.closed = asyncio.Event()
@@ -109,22 +137,39 @@ class _Stream(asyncio.Protocol):
         """Whether calls wait and the server has said nothing for STALL_S."""
         return bool(self._waiting) and self._loop.time() - self._waiting_since_s > STALL_S
 
-    def send(self, packed: bytes) -> asyncio.Future[Any]:
+    def send(self, command: bytes | Part) -> asyncio.Future[Any]:
+        """The reply to a command, or the answer to a part, which travels with those sent just before it."""
+        future = self._loop.create_future()
+        if isinstance(command, bytes):
+            self._put(command, (future,))
+            return future
+        last = self._out[-1] if self._out else None
+        if not isinstance(last, Carrier) or not last.takes(command):
+            last = Carrier(command.kind)
+            self._put(last, (last,))
+        last.add(command, future)
+        return future
+
+    def send_all(self, packed: Sequence[bytes]) -> asyncio.Future[list[Any]]:
+        """Several commands with one future for all their replies (an exception for each that got none)."""
+        batch = _Batch(len(packed), self._loop.create_future())
+        self._put(b"".join(packed), (batch,) * len(packed))
+        return batch.whole
+
+    def _put(self, command: bytes | Carrier, waiting: Sequence[asyncio.Future[Any] | _Batch | Carrier]) -> None:
         if self._transport is None or self._transport.is_closing():
             raise NotRun("the ledger's connection is closed")
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(packed)
+        self._out.append(command)
         if not self._waiting:
             self._waiting_since_s = self._loop.time()
-        future = self._loop.create_future()
-        self._waiting.append(future)
-        return future
+        self._waiting.extend(waiting)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
         if self._transport is not None:
-            self._transport.write(b"".join(out))
+            self._transport.write(b"".join([each if isinstance(each, bytes) else each.packed() for each in out]))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -185,8 +230,8 @@ class Link:
         """Whether a call would be tried: connected, and answering in time."""
         return self.up.is_set() and time.monotonic() >= self._open_until_s
 
-    async def call(self, packed: bytes, timeout_s: float) -> Any:
-        """One command's reply; errors as ``NotRun`` or ``OutcomeUnknown``, except NOSCRIPT, which is returned."""
+    async def call(self, command: bytes | Part, timeout_s: float) -> Any:
+        """One command's reply, or a part's answer; errors as ``NotRun`` or ``OutcomeUnknown``, except NOSCRIPT, which is returned."""
         until_s = asyncio.get_running_loop().time() + timeout_s
         while True:
             stream = self._stream
@@ -196,7 +241,7 @@ class Link:
                 raise NotRun(f"{MAX_PENDING} ledger calls unanswered")
             try:
                 async with asyncio.timeout_at(until_s):
-                    reply = await stream.send(packed)
+                    reply = await stream.send(command)
             except TimeoutError:
                 self._timed_out(stream, timeout_s)
                 raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None
@@ -228,7 +273,7 @@ class Link:
             raise NotRun(f"ledger away: {self.last_error}")
         try:
             async with asyncio.timeout(timeout_s):
-                replies = await asyncio.gather(*map(stream.send, packed), return_exceptions=True)
+                replies = await stream.send_all(packed)
         except TimeoutError:
             self._timed_out(stream, timeout_s)
             raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None

@@ -46,7 +46,7 @@ from extproc.types import Reason
 SILENCE_US, GRACE_US = to_us(SILENCE_S), to_us(SCRAPE_GRACE_S)
 #: An exchange's begin is known this much too late at worst: its record was on the way for a while.
 JOIN_SLACK_US = 1_000_000
-#: How many due entries a reserve that was refused and an end look after on the way.
+#: How many due entries a reserve that was refused, and each end, look after on the way.
 SWEEP_RESERVE, SWEEP_END = 64, 2
 STATES = {RESERVED: State.RESERVED, COOLING: State.COOLING, ORPHANED: State.ORPHANED}
 
@@ -234,7 +234,7 @@ class ReferenceLedger(Scrapes):
         """End reservations; each leaves a tombstone, known or not."""
         now = to_us(now_s)
         self.book.pool(now, self._fresh)
-        self.book.sweep(now, SWEEP_END)
+        self.book.sweep(now, SWEEP_END * len(ends))
         return [self._end(e, now) for e in ends]
 
     def _end(self, e: End, now: int) -> EndResult:
@@ -242,21 +242,21 @@ class ReferenceLedger(Scrapes):
         rid = e.rid
         if not rid:
             self._join(e, ended, now)
-            return EndResult(False, None)
+            return EndResult(False)
         if rid not in book.records:
             book.bury(rid, Tombstone(e.how, e.replica or "", ended, 0, 0, 0, -1, ended, ()), now)
         r = book.live(rid)
         if r is None or (e.replica and e.replica != r.reservation.replica):
-            return EndResult(False, None)
+            return EndResult(False)
         if r.state == COOLING:
             if e.how == Ended.OPERATOR:
                 book.add_back(r)
                 book.release(rid, r, e.how, r.ended_us, now)
-            return EndResult(False, None)
+            return EndResult(False)
         self._finish(rid, r, e, min(now, max(ended, r.made_us)), now)
         if e.how == Ended.OPERATOR:
             book.add_back(r)
-        return EndResult(True, r.reservation)
+        return EndResult(True)
 
     def _join(self, e: End, ended: int, now: int) -> None:
         """Orphan the undecided reservation of this exchange; the request id may be another's, so no release."""

@@ -1,4 +1,4 @@
-"""The Lua operations as the server gets them: shebang, the shared part, the operation's own file.
+"""The Lua operations as the server gets them: shebang, the shared part, the operation's own file, constants written out.
 
 Owns reading and hashing; knows no connection. ``allow-oom`` stands on the scripts that give room back or keep what
 is there, so that a server out of memory refuses new reservations and nothing else.
@@ -7,6 +7,7 @@ is there, so that a server out of memory refuses new reservations and nothing el
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -31,6 +32,13 @@ FLAGS = {
     "audit": "no-writes",
 }
 
+#: ``local NAME, NAME = value, value`` with names in capitals, and values that are the same wherever they stand.
+_CONSTANTS = re.compile(
+    r"^local ([A-Z][A-Z0-9_]*(?:, [A-Z][A-Z0-9_]*)*) = ((?:[-\d. /]+|'[^']*'|KEYS\[\d+\]|, )+)\n", re.MULTILINE
+)
+#: What a name can be mistaken for, then names.
+_TOKENS = re.compile(r"--[^\n]*|'[^'\n]*'|\b[A-Z][A-Z0-9_]*\b")
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -53,8 +61,26 @@ def load(name: str) -> Script:
     elif name not in KEEPERS:
         keep = ""
     own = folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")
-    text = "".join((head, folder.joinpath("_lib.lua").read_text(encoding="utf-8"), keep, own)).encode()
+    lib = folder.joinpath("_lib.lua").read_text(encoding="utf-8")
+    text = (head + written_out(lib + keep + own)).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+def written_out(lua: str) -> str:
+    """``lua`` with the values of its constants in their places, and without comments.
+
+    A script's functions are made anew in every call, and each costs time for every local of the chunk that it uses.
+    """
+    values: dict[str, str] = {}
+    for names, given in _CONSTANTS.findall(lua):
+        for name, value in zip(names.split(", "), given.split(", "), strict=True):
+            values[name] = f"({value})" if "/" in value else value
+
+    def value_of(token: re.Match[str]) -> str:
+        found = token[0]
+        return "" if found.startswith("--") else values.get(found, found)
+
+    return _TOKENS.sub(value_of, _CONSTANTS.sub("", lua))
 
 
 def load_all() -> dict[str, Script]:

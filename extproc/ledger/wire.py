@@ -54,8 +54,13 @@ def candidate(c: Candidate, request: ReserveRequest) -> list[Any]:
     ]  # fmt: skip
 
 
+def together(payloads: Sequence[bytes]) -> bytes:
+    """One payload that carries several, for the scripts that take a list: ``reserve.lua`` and ``end.lua``."""
+    return b"\xdc%b%b" % (len(payloads).to_bytes(2), b"".join(payloads))
+
+
 def reserve(r: ReserveRequest) -> bytes:
-    """The payload of ``reserve.lua``."""
+    """One request of ``reserve.lua``."""
     return encode([
         text(r.rid), text(r.lane), text(r.owner), text(r.request_id), r.klass, r.input_tokens, r.expected_output_tokens,
         whole(r.max_output_tokens), whole(r.lane_concurrency), to_us(r.lease_s), to_us(r.fresh_s), to_us(r.unknown_s),
@@ -72,9 +77,9 @@ def turn(raw: bytes) -> Turn:
     )
 
 
-def reserve_result(raw: bytes) -> ReserveResult:
-    """The answer of ``reserve.lua``."""
-    chosen, now, ended, verdicts = decode(raw)
+def reserve_result(answer: Sequence[Any]) -> ReserveResult:
+    """One answer of ``reserve.lua``."""
+    chosen, now, ended, verdicts = answer
     return ReserveResult(
         None if chosen < 0 else chosen, tuple(_verdict(v) for v in verdicts), now / 1e6, ended=bool(ended)
     )
@@ -126,7 +131,7 @@ def renew(records: Sequence[Upsert]) -> bytes:
 
 
 def ends(items: Sequence[End], extra_age_s: Sequence[float]) -> bytes:
-    """The payload of ``end.lua``; ``extra_age_s`` is how long each end has waited here."""
+    """One batch of ``end.lua``; ``extra_age_s`` is how long each end has waited here."""
     return encode([
         [text(e.rid or ""), text(e.owner), text(e.request_id), e.how.value, to_us(e.ended_age_s + late),
          text(e.replica or ""), to_us(e.cool_s), _age(e.first_byte_age_s, late), int(e.how in CLEAN_ENDS), _age(e.began_age_s, late)]

@@ -76,7 +76,12 @@ class ScriptLedger:
 
     def reserve(self, q: ReserveRequest, now_s: float) -> ReserveResult:
         """See ``ReferenceLedger.reserve``."""
-        return wire.reserve_result(self._run("reserve", wire.reserve(q), now_s))
+        return self.reserve_all([q], now_s)[0]
+
+    def reserve_all(self, requests: Sequence[ReserveRequest], now_s: float) -> list[ReserveResult]:
+        """Several requests in one call, decided one after the other."""
+        raw = self._run("reserve", wire.together([wire.reserve(q) for q in requests]), now_s)
+        return [wire.reserve_result(answer) for answer in wire.decode(raw)]
 
     def renew(self, records: Sequence[Upsert], now_s: float) -> list[bool]:
         """See ``ReferenceLedger.renew``."""
@@ -84,8 +89,8 @@ class ScriptLedger:
 
     def end(self, ends: Sequence[End], now_s: float) -> list[EndResult]:
         """See ``ReferenceLedger.end``."""
-        raw = wire.decode(self._run("end", wire.ends(ends, [0.0] * len(ends)), now_s))
-        return [EndResult(bool(done), wire.reservation(rid, r) if r else None) for done, rid, r in raw]
+        raw = self._run("end", wire.together([wire.ends(ends, [0.0] * len(ends))]), now_s)
+        return [EndResult(bool(done)) for (batch,) in [wire.decode(raw)] for done in batch]
 
     def reap(
         self, now_s: float, *, listened_s: float | None = None, owners: Sequence[str] = (), limit: int = 500

@@ -7,20 +7,25 @@ local function settle_vram(device, entry, bytes)
 end
 
 local function bury(rid, how, r, ended, now)
-  call('HSET', RES, rid, pack({'t', how, r[REPLICA], r[MADE], r[CURRENT], r[INPUT], r[SEQS], r[FIRST], ended, r[VRAM]}))
-  call('ZADD', DUE, now + TOMBSTONE_US, rid)
-  call('ZADD', ENDED, 0, r[REPLICA] .. SEP .. stamp(ended) .. SEP .. rid)
+  keep(rid, {'t', how, r[REPLICA], r[MADE], r[CURRENT], r[INPUT], r[SEQS], r[FIRST], ended, r[VRAM]})
+  enter(DUE, rid, now + TOMBSTONE_US)
+  enter(ENDED, r[REPLICA] .. SEP .. stamp(ended) .. SEP .. rid, 0)
+end
+
+-- A record that is orphaned is none any more.
+local function unorphan(rid, r)
+  if r[STATE] ~= 'o' then return end
+  local s = sum_of(r[REPLICA])
+  s[S_ORPHANS], sums_changed[r[REPLICA]] = s[S_ORPHANS] - 1, true
+  leave(ORPH, r[OWNER] .. SEP .. rid)
 end
 
 -- The record leaves the sums; only its tombstone stays.
 local function release(rid, r, how, ended, now)
-  local s = add_stock(r, -1)
-  call('ZREM', IDX, index_entry(rid, r))
-  if r[STATE] ~= 'c' then call('HDEL', JOIN, r[OWNER] .. SEP .. r[REQUEST]) end
-  if r[STATE] == 'o' then
-    s[S_ORPHANS] = s[S_ORPHANS] - 1
-    call('ZREM', ORPH, r[OWNER] .. SEP .. rid)
-  end
+  add_stock(r, -1)
+  leave(IDX, index_entry(rid, r))
+  if r[STATE] ~= 'c' then joins[r[OWNER] .. SEP .. r[REQUEST]] = false end
+  unorphan(rid, r)
   bury(rid, how, r, ended, now)
 end
 
@@ -53,29 +58,30 @@ local function orphan(rid, r, now)
   local s = sum_of(r[REPLICA])
   sums_changed[r[REPLICA]] = true
   r[STATE], s[S_ORPHANS] = 'o', s[S_ORPHANS] + 1
-  call('HSET', RES, rid, pack(r))
-  call('ZADD', ORPH, 0, r[OWNER] .. SEP .. rid)
-  call('ZADD', DUE, r[MADE] + r[CAP_US], rid)
+  keep(rid, r)
+  enter(ORPH, r[OWNER] .. SEP .. rid, 0)
+  enter(DUE, rid, r[MADE] + r[CAP_US])
 end
 
 local function forget(rid, t)
   for i = 1, #t[10], 2 do
-    local bytes = format('%.0f', t[10][i + 1])
+    local bytes = format('%d', t[10][i + 1])
     settle_vram(t[10][i], t[10][i] .. SEP .. rid .. SEP .. bytes, bytes)
   end
-  call('HDEL', RES, rid)
-  call('ZREM', DUE, rid)
-  call('ZREM', ENDED, t[3] .. SEP .. stamp(t[9]) .. SEP .. rid)
+  keep(rid, false)
+  leave(DUE, rid)
+  leave(ENDED, t[3] .. SEP .. stamp(t[9]) .. SEP .. rid)
 end
 
 -- Does what is due, oldest first, at most `limit` entries; returns how many were looked at and how many released.
 local function sweep(now, limit)
+  settle()
   local rids, released = call('ZRANGEBYSCORE', DUE, '-inf', stamp(now), 'LIMIT', 0, limit), 0
+  fetch(rids)
   for _, rid in ipairs(rids) do
-    local raw = call('HGET', RES, rid)
-    local r = raw and unpack_one(raw)
+    local r = records[rid]
     if not r then
-      call('ZREM', DUE, rid)
+      leave(DUE, rid)
     elseif r[STATE] == 't' then
       forget(rid, r)
     elseif r[STATE] == 'c' then

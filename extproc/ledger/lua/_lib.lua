@@ -1,5 +1,9 @@
 -- Shared by every script of the ledger; the loader puts it in front of the operation's own file (and, where reservations
--- end, _keep.lua between them).
+-- end, _keep.lua between them), and writes the values of names in capitals in their places: a local of the chunk that
+-- many functions use costs a call more than what it does.
+--
+-- Records are read and written through `records`, indexes through `enter` and `leave`: what a call changes is sent once,
+-- by `settle`, however many requests the call carries. Whatever reads a range of an index settles first.
 --
 -- KEYS (the same list for every script, built in keys.py; all carry the hash tag {pool}):
 --    1 meta   hash   epoch, loss_us, schema, kept (the share of promises that are taken up)
@@ -32,6 +36,8 @@ local SCHEMA = 1
 local SEP, AFTER = '\31', '\32'
 local TOMBSTONE_US, GRACE_US, BYPASS_US = 60000000, 1500000, 30000000
 local SILENCE_US, LOSS_US = 10000000, 60000000
+-- Arguments of one command at most, an even number.
+local ARGS = 1000
 
 -- R, a live reservation
 local STATE, TARGET, REPLICA, LANE_OF, OWNER, REQUEST, KLASS, MADE = 1, 2, 3, 4, 5, 6, 7, 8
@@ -47,10 +53,10 @@ local P_STATE, P_START, P_END, P_CAPACITY, P_WAITING, P_MAXSEQ, P_EXPIRES = 1, 2
 local P_FOREIGN, P_BYPASS, P_MODE, P_PROVEN, P_BLOB = 8, 9, 10, 11, 12
 -- D, the report of a device: state, scrape start, free bytes, expires, blob
 
-local pack, unpack_one = cmsgpack.pack, cmsgpack.unpack
-local call, format, floor, max, min = redis.call, string.format, math.floor, math.max, math.min
+local call, pack, unpack_one = redis.call, cmsgpack.pack, cmsgpack.unpack
+local format, floor, max, min = string.format, math.floor, math.max, math.min
 
-local function stamp(us) return format('%016.0f', us) end
+local function stamp(us) return format('%016d', us) end
 
 local function clock()
   if ARGV[1] ~= '' then return tonumber(ARGV[1]) end
@@ -70,7 +76,105 @@ local function pool(now, declared_new)
   return stamp(now), loss
 end
 
+-- What was read and what was changed since: rid -> R, T or false; replica -> S, P; index -> member -> score or false;
+-- owner and request -> rid or false; lane -> reservations more.
+local records, records_changed = {}, {}
 local sums, sums_changed, reps, reps_changed = {}, {}, {}, {}
+local queued, joins, lanes = {}, {}, {}
+
+-- One command with all of `args` (n of them, in steps of an even number: a script's stack is bounded).
+local function many(command, key, args, n)
+  for from = 1, n, ARGS do call(command, key, unpack(args, from, min(n, from + ARGS - 1))) end
+end
+
+local function put(key, fields)
+  local set, gone, n, g = {}, {}, 0, 0
+  for field, value in pairs(fields) do
+    if value then
+      set[n + 1], set[n + 2], n = field, value, n + 2
+    else
+      g = g + 1
+      gone[g] = field
+    end
+  end
+  if n > 0 then many('HSET', key, set, n) end
+  if g > 0 then many('HDEL', key, gone, g) end
+end
+
+local function enter(index, member, score)
+  local members = queued[index]
+  if not members then
+    members = {}
+    queued[index] = members
+  end
+  members[member] = score
+end
+
+local function leave(index, member) enter(index, member, false) end
+
+local function settle()
+  if next(records_changed) then
+    for rid in pairs(records_changed) do records_changed[rid] = records[rid] and pack(records[rid]) end
+    put(RES, records_changed)
+    records_changed = {}
+  end
+  if next(joins) then
+    put(JOIN, joins)
+    joins = {}
+  end
+  for index, members in pairs(queued) do
+    local set, gone, n, g = {}, {}, 0, 0
+    for member, score in pairs(members) do
+      if score then
+        set[n + 1], set[n + 2], n = score, member, n + 2
+      else
+        g = g + 1
+        gone[g] = member
+      end
+    end
+    if n > 0 then many('ZADD', index, set, n) end
+    if g > 0 then many('ZREM', index, gone, g) end
+    queued[index] = nil
+  end
+end
+
+-- Every script that changes anything ends with this.
+local function flush()
+  settle()
+  for lane, more in pairs(lanes) do
+    if more ~= 0 then call('HINCRBY', LANE, lane, more) end
+  end
+  for replica in pairs(sums_changed) do call('HSET', SUM, replica, pack(sums[replica])) end
+  for replica in pairs(reps_changed) do call('HSET', REP, replica, pack(reps[replica])) end
+end
+
+-- Reads the records of `rids` at once; record_of then has them.
+local function fetch(rids)
+  local missing, n = {}, 0
+  for _, rid in ipairs(rids) do
+    if records[rid] == nil then
+      n = n + 1
+      missing[n] = rid
+    end
+  end
+  for from = 1, n, ARGS do
+    for i, raw in ipairs(call('HMGET', RES, unpack(missing, from, min(n, from + ARGS - 1)))) do
+      records[missing[from + i - 1]] = raw and unpack_one(raw)
+    end
+  end
+end
+
+local function record_of(rid)
+  local r = records[rid]
+  if r == nil then
+    local raw = call('HGET', RES, rid)
+    r = raw and unpack_one(raw)
+    records[rid] = r
+  end
+  return r
+end
+
+local function keep(rid, r) records[rid], records_changed[rid] = r, true end
 
 local function sum_of(replica)
   local s = sums[replica]
@@ -86,30 +190,24 @@ local function rep_of(replica)
   local p = reps[replica]
   if p == nil then
     local raw = call('HGET', REP, replica)
-    p = raw and unpack_one(raw) or false
+    p = raw and unpack_one(raw)
     reps[replica] = p
   end
   return p
 end
 
--- Every script that changes anything ends with this.
-local function flush()
-  for replica in pairs(sums_changed) do call('HSET', SUM, replica, pack(sums[replica])) end
-  for replica in pairs(reps_changed) do call('HSET', REP, replica, pack(reps[replica])) end
-end
-
 local function index_entry(rid, r)
-  return format('%s\31%016.0f\31%.0f\31%.0f\31%s\31%s', r[REPLICA], r[MADE] + r[EXPECTED_US], r[CURRENT], r[SEQS],
-    r[LANE_OF], rid)
+  return format('%s\31%016d\31%d\31%d\31%s\31%s', r[REPLICA], r[MADE] + r[EXPECTED_US], r[CURRENT], r[SEQS], r[LANE_OF], rid)
 end
 
 local function add_stock(r, sign)
-  local s = sum_of(r[REPLICA])
-  sums_changed[r[REPLICA]] = true
+  local replica, lane = r[REPLICA], r[LANE_OF]
+  local s = sum_of(replica)
+  sums_changed[replica] = true
   s[S_KV], s[S_SEQ], s[S_N] = s[S_KV] + sign * r[CURRENT], s[S_SEQ] + sign * r[SEQS], s[S_N] + sign
-  local blocks = (s[S_LANES][r[LANE_OF]] or 0) + sign * r[CURRENT]
-  s[S_LANES][r[LANE_OF]] = blocks ~= 0 and blocks or nil
-  call('HINCRBY', LANE, r[LANE_OF], sign)
+  local blocks = (s[S_LANES][lane] or 0) + sign * r[CURRENT]
+  s[S_LANES][lane] = blocks ~= 0 and blocks or nil
+  lanes[lane] = (lanes[lane] or 0) + sign
   return s
 end
 
@@ -117,7 +215,7 @@ end
 local function add_vram(rid, vram)
   for i = 1, #vram, 2 do
     if vram[i + 1] > 0 then
-      local bytes = format('%.0f', vram[i + 1])
+      local bytes = format('%d', vram[i + 1])
       if call('ZADD', DEVX, 0, vram[i] .. SEP .. rid .. SEP .. bytes) == 1 then
         call('HINCRBY', DEVP, vram[i], bytes)
       end
@@ -127,20 +225,27 @@ end
 
 local function insert(rid, r)
   local s = add_stock(r, 1)
-  call('HSET', RES, rid, pack(r))
-  call('ZADD', IDX, 0, index_entry(rid, r))
-  call('ZADD', DUE, r[LEASE], rid)
-  call('HSET', JOIN, r[OWNER] .. SEP .. r[REQUEST], rid)
-  add_vram(rid, r[VRAM])
+  keep(rid, r)
+  enter(IDX, index_entry(rid, r), 0)
+  enter(DUE, rid, r[LEASE])
+  joins[r[OWNER] .. SEP .. r[REQUEST]] = rid
+  if #r[VRAM] > 0 then add_vram(rid, r[VRAM]) end
   return s
 end
 
 local function level_at(s, rate, now) return max(0, s[S_LEVEL] - rate * (now - s[S_AT]) / 1000000) end
 
--- Live reservation ids of one replica, earliest expected end first.
+-- Index entries of one replica's live reservations, earliest expected end first.
 local function indexed(replica, limit)
+  settle()
   if limit then return call('ZRANGEBYLEX', IDX, '[' .. replica .. SEP, '(' .. replica .. AFTER, 'LIMIT', 0, limit) end
   return call('ZRANGEBYLEX', IDX, '[' .. replica .. SEP, '(' .. replica .. AFTER)
 end
 
 local function rid_of(entry) return string.match(entry, '([^\31]*)$') end
+
+local function rids_of(entries)
+  local rids = {}
+  for i, entry in ipairs(entries) do rids[i] = rid_of(entry) end
+  return rids
+end

@@ -3,7 +3,7 @@
 -- Result: packed {{what, stored, recomputed}, ...} for blocks, sequences, reservations and orphans per replica, live
 --   reservations per lane, blocks per replica and lane, bytes per device, and the sizes of the indexes.
 -- Cost: O(records), in one go: an operator's command, not a poll.
-local per, lanes, lane_blocks, devices, live, buried = {}, {}, {}, {}, 0, 0
+local per, in_lane, lane_blocks, devices, live, buried = {}, {}, {}, {}, 0, 0
 local flat = call('HGETALL', RES)
 for i = 1, #flat, 2 do
   local r = unpack_one(flat[i + 1])
@@ -14,7 +14,7 @@ for i = 1, #flat, 2 do
     s[1], s[2], s[3] = s[1] + r[CURRENT], s[2] + r[SEQS], s[3] + 1
     if r[STATE] == 'o' then s[4] = s[4] + 1 end
     per[r[REPLICA]], live = s, live + 1
-    lanes[r[LANE_OF]] = (lanes[r[LANE_OF]] or 0) + 1
+    in_lane[r[LANE_OF]] = (in_lane[r[LANE_OF]] or 0) + 1
     local both = r[REPLICA] .. SEP .. r[LANE_OF]
     lane_blocks[both] = (lane_blocks[both] or 0) + r[CURRENT]
   end
@@ -46,10 +46,10 @@ for both, blocks in pairs(lane_blocks) do
 end
 stored = call('HGETALL', LANE)
 for i = 1, #stored, 2 do
-  line('lane ' .. stored[i] .. ' reservations', tonumber(stored[i + 1]), lanes[stored[i]] or 0)
-  lanes[stored[i]] = nil
+  line('lane ' .. stored[i] .. ' reservations', tonumber(stored[i + 1]), in_lane[stored[i]] or 0)
+  in_lane[stored[i]] = nil
 end
-for lane, n in pairs(lanes) do line('lane ' .. lane .. ' reservations', 0, n) end
+for lane, n in pairs(in_lane) do line('lane ' .. lane .. ' reservations', 0, n) end
 stored = call('HGETALL', DEVP)
 for i = 1, #stored, 2 do
   line('device ' .. stored[i] .. ' pending_bytes', tonumber(stored[i + 1]), devices[stored[i]] or 0)

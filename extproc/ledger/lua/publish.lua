@@ -29,13 +29,17 @@ end
 local function ours(name, start, stop, engine_start, idle)
   local t = {seqs = 0, blocks = 0, input = 0, voided = 0}
   local from = '[' .. name .. SEP .. stamp(max(0, start - GRACE_US)) .. SEP
-  for _, entry in ipairs(call('ZRANGEBYLEX', ENDED, from, '(' .. name .. AFTER)) do
-    local d = unpack_one(call('HGET', RES, rid_of(entry)))
+  settle()
+  local rids = rids_of(call('ZRANGEBYLEX', ENDED, from, '(' .. name .. AFTER))
+  fetch(rids)
+  for _, rid in ipairs(rids) do
+    local d = records[rid]
     if d[4] >= engine_start then tally(t, d[4], d[8], d[9], d[5], d[6], d[7], start, stop) end
   end
-  for _, entry in ipairs(indexed(name)) do
-    local rid = rid_of(entry)
-    local r = unpack_one(call('HGET', RES, rid))
+  rids = rids_of(indexed(name))
+  fetch(rids)
+  for _, rid in ipairs(rids) do
+    local r = records[rid]
     if r[MADE] < engine_start then
       void(rid, r)
       t.voided = t.voided + 1
@@ -81,8 +85,7 @@ local function take_device(d)
   if d[3] > now + FUTURE_US or (old and old[2] > start) then return end
   for _, entry in ipairs(call('ZRANGEBYLEX', DEVX, '[' .. d[1] .. SEP, '(' .. d[1] .. AFTER)) do
     local rid, bytes = string.match(entry, '^[^\31]*\31([^\31]*)\31(%d+)$')
-    local held = call('HGET', RES, rid)
-    local r = held and unpack_one(held)
+    local r = record_of(rid)
     local first, ended = -1, -1
     if r then first, ended = r[r[STATE] == 't' and 8 or FIRST], r[r[STATE] == 't' and 9 or ENDED_AT] end
     if not r or (first >= 0 and first < start) or (ended >= 0 and ended < start) then settle_vram(d[1], entry, bytes) end

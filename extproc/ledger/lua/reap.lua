@@ -11,10 +11,12 @@ local q = unpack_one(ARGV[2])
 local looked, released = sweep(now, q[3])
 local asked = min(now, q[4] or now)
 if q[1] >= SILENCE_US then
+  settle()
   for _, owner in ipairs(q[2]) do
-    for _, entry in ipairs(call('ZRANGEBYLEX', ORPH, '[' .. owner .. SEP, '(' .. owner .. AFTER, 'LIMIT', 0, q[3])) do
-      local rid = rid_of(entry)
-      local r = unpack_one(call('HGET', RES, rid))
+    local rids = rids_of(call('ZRANGEBYLEX', ORPH, '[' .. owner .. SEP, '(' .. owner .. AFTER, 'LIMIT', 0, q[3]))
+    fetch(rids)
+    for _, rid in ipairs(rids) do
+      local r = records[rid]
       if asked - r[SEEN] >= SILENCE_US then
         lapse(rid, r, now)
         released = released + 1

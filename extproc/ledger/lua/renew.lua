@@ -20,11 +20,11 @@ local function grow(rid, r, blocks)
   if blocks <= r[CURRENT] then return end
   local s = sum_of(r[REPLICA])
   local before = s[S_KV]
-  call('ZREM', IDX, index_entry(rid, r))
+  leave(IDX, index_entry(rid, r))
   add_stock(r, -1)
   r[CURRENT] = blocks
   add_stock(r, 1)
-  call('ZADD', IDX, 0, index_entry(rid, r))
+  enter(IDX, index_entry(rid, r), 0)
   over(r[REPLICA], s, S_OVER_GREW, before)
 end
 
@@ -37,25 +37,27 @@ end
 -- The attempt on the old replica may still be running there: its share cools under an id of its own.
 local function move(rid, old, new)
   release(rid, old, 'moved', now, now)
-  call('ZREM', ENDED, old[REPLICA] .. SEP .. stamp(now) .. SEP .. rid)
+  leave(ENDED, old[REPLICA] .. SEP .. stamp(now) .. SEP .. rid)
   local ghost = rid .. '~' .. old[REPLICA]
   for i = 1, #old[VRAM], 2 do
-    local bytes = format('%.0f', old[VRAM][i + 1])
+    local bytes = format('%d', old[VRAM][i + 1])
     settle_vram(old[VRAM][i], old[VRAM][i] .. SEP .. rid .. SEP .. bytes, bytes)
   end
-  if call('HEXISTS', RES, ghost) == 0 then
+  if not record_of(ghost) then
     old[STATE], old[ENDED_AT], old[HOW], old[LEASE] = 'c', now, 'moved', now + GRACE_US
     insert(ghost, old)
-    call('HDEL', JOIN, old[OWNER] .. SEP .. old[REQUEST])
+    joins[old[OWNER] .. SEP .. old[REQUEST]] = false
   end
   adopt(rid, new)
 end
 
+local rids = {}
+for i, u in ipairs(ups) do rids[i] = u[1] end
+fetch(rids)
 for i, u in ipairs(ups) do
   local rid, r, seen = u[1], u[2], now - max(0, u[4])
   local first = u[5] >= 0 and now - u[5] or -1
-  local raw = call('HGET', RES, rid)
-  local old = raw and unpack_one(raw)
+  local old = record_of(rid)
   answers[i] = 1
   if seen < now - TOMBSTONE_US or (old and (old[STATE] == 't' or old[STATE] == 'c')) then
     answers[i] = 0
@@ -67,15 +69,12 @@ for i, u in ipairs(ups) do
       if seen > old[SEEN] then move(rid, old, r) end
     else
       grow(rid, old, u[6])
-      if old[STATE] == 'o' then
-        local s = sum_of(old[REPLICA])
-        s[S_ORPHANS], sums_changed[old[REPLICA]], old[STATE] = s[S_ORPHANS] - 1, true, 'r'
-        call('ZREM', ORPH, old[OWNER] .. SEP .. rid)
-      end
+      unorphan(rid, old)
+      old[STATE] = 'r'
       old[LEASE], old[SEEN] = max(old[LEASE], seen + u[3]), max(old[SEEN], seen)
       if first >= 0 and (old[FIRST] < 0 or first < old[FIRST]) then old[FIRST] = first end
-      call('HSET', RES, rid, pack(old))
-      call('ZADD', DUE, old[LEASE], rid)
+      keep(rid, old)
+      enter(DUE, rid, old[LEASE])
     end
   end
 end

@@ -1,19 +1,19 @@
--- reserve: takes room for one request on the first candidate that has room for everything, or on none.
--- KEYS as in _lib.lua. ARGV[2]: {rid, lane, owner, request_id, klass, input_tokens, expected_out, max_out, lane_limit,
---   lease_us, fresh_us, unknown_us, force, candidates}; a candidate:
+-- reserve: takes room for each of some requests on the first of its candidates that has room for everything, or on none.
+-- KEYS as in _lib.lua. ARGV[2]: a list of {rid, lane, owner, request_id, klass, input_tokens, expected_out, max_out,
+--   lane_limit, lease_us, fresh_us, unknown_us, force, candidates}, decided one after the other; a candidate:
 --   {target, replica, remote, kv_blocks, input_blocks, kv_bytes, prefill_tokens, sequences, {vram bytes}, cap_blocks,
 --    cap_us, {devices}, guard_bytes, static_capacity, static_max_sequences, watermark, keep_free_blocks, prefill_rate,
 --    prefill_capacity, max_waiting, lane_share, lane_yields_at, expected_us, promised_blocks}; -1 = not set.
--- Result: {chosen (0-based, -1 none), now, ended, verdicts}; a verdict:
+-- Result: a list of {chosen (0-based, -1 none), now, ended, verdicts}; a verdict:
 --   {refused_by or '', state, capacity, committed, headroom, retry_us}; -1 = unknown, for headroom false.
 -- Invariant: without force, capacity >= committed + keep_free after the call on the chosen replica, and every other
 --   stock holds; a rid that is live is answered again without taking anything; an ended one takes nothing.
--- Cost: O(candidates), plus a walk of at most WALK entries for a refused one's retry time.
+-- Cost: O(candidates) for each, plus a walk of at most WALK entries for a refused one's retry time.
 local WALK, SWEEP = 64, 64
 local now = clock()
-local q = unpack_one(ARGV[2])
-local rid, lane = q[1], q[2]
 local epoch, loss = pool(now)
+-- The request that is decided on, and its lane.
+local q, lane
 
 local function devices_refuse(c, fresh_for)
   for i, uuid in ipairs(c[12]) do
@@ -29,17 +29,31 @@ local function devices_refuse(c, fresh_for)
   end
 end
 
+-- {expected end, blocks, sequences, lane} of the replica's first reservations, until something is taken or ends.
+local walks = {}
+local function walk(replica)
+  local found = walks[replica]
+  if not found then
+    found = {}
+    for i, entry in ipairs(indexed(replica, WALK)) do
+      local due, blocks, seqs, of = string.match(entry, '^[^\31]*\31(%d+)\31(%d+)\31(%d+)\31([^\31]*)')
+      found[i] = {tonumber(due), tonumber(blocks), tonumber(seqs), of}
+    end
+    walks[replica] = found
+  end
+  return found
+end
+
 -- Time until `wanted` of column (1 blocks, 2 sequences) is free again, judged by the expected ends of the lane's (or,
 -- with `lane_name` nil, all) reservations; one that is overdue is given a twentieth of its overrun more.
 local function frees_in(replica, wanted, column, lane_name, others)
   local t = 0
-  for _, entry in ipairs(indexed(replica, WALK)) do
-    local due, blocks, seqs, of = string.match(entry, '^[^\31]*\31(%d+)\31(%d+)\31(%d+)\31([^\31]*)')
-    if not lane_name or (of == lane_name) ~= (others or false) then
-      local left = tonumber(due) - now
+  for _, one in ipairs(walk(replica)) do
+    if not lane_name or (one[4] == lane_name) ~= (others or false) then
+      local left = one[1] - now
       if left < 0 then left = floor(-left / 20) + 100000 end
       t = max(t, left)
-      wanted = wanted - tonumber(column == 1 and blocks or seqs)
+      wanted = wanted - one[column + 1]
       if wanted <= 0 then return t end
     end
   end
@@ -77,7 +91,13 @@ local function health(c, p, s)
   return 'stale', nil, size
 end
 
-local lane_live
+-- Live reservations per lane when the call began; `lanes` has what it added.
+local lane_live = {}
+local function live_in(name)
+  lane_live[name] = lane_live[name] or tonumber(call('HGET', LANE, name) or 0)
+  return lane_live[name] + (lanes[name] or 0)
+end
+
 local function stocks(c, p, s, state, room, head)
   local replica, need, keep = c[2], c[4], min(c[17], floor(room * 0.25))
   -- An engine that is still loading reports a pool without blocks; that is no size to refuse by for good.
@@ -96,10 +116,7 @@ local function stocks(c, p, s, state, room, head)
   if slots < 0 then slots = c[15] end
   local seqs = min(c[8], slots)
   if slots >= 0 and s[S_SEQ] + seqs > slots then return 'sequences_full', frees_in(replica, s[S_SEQ] + seqs - slots, 2) end
-  if q[9] >= 0 then
-    lane_live = lane_live or tonumber(call('HGET', LANE, lane) or 0)
-    if lane_live + 1 > q[9] then return 'lane_full', lane_frees_in() end
-  end
+  if q[9] >= 0 and live_in(lane) + 1 > q[9] then return 'lane_full', lane_frees_in() end
   local own = s[S_LANES][lane] or 0
   if c[21] >= 0 and own + need > floor(c[21] * room) then
     return 'lane_share', frees_in(replica, own + need - floor(c[21] * room), 1, lane)
@@ -132,16 +149,14 @@ local function take(c, v)
   local vram, s = {}, sum_of(c[2])
   for i, uuid in ipairs(c[12]) do vram[2 * i - 1], vram[2 * i] = uuid, c[9][i] or 0 end
   local ahead = c[18] > 0 and level_at(s, c[18], now) or 0
-  insert(rid, {'r', c[1], c[2], lane, q[3], q[4], q[5], now, c[4], c[5], c[6], c[7], c[8], q[6], q[7], q[8], c[10], c[11],
+  insert(q[1], {'r', c[1], c[2], lane, q[3], q[4], q[5], now, c[4], c[5], c[6], c[7], c[8], q[6], q[7], q[8], c[10], c[11],
     c[23], vram, c[4], now + q[10], -1, now, -1, ahead, v[3], v[4], ''})
   if c[18] > 0 then s[S_LEVEL], s[S_AT], s[S_RATE] = ahead + c[7], now, c[18] end
+  walks[c[2]] = nil
 end
 
-local known = call('HGET', RES, rid)
-local r = known and unpack_one(known)
-local verdicts, chosen, fits = {}, -1, -1
-if r then
-  local live = r[STATE] == 'r' or r[STATE] == 'o'
+local function again(r)
+  local live, verdicts, chosen = r[STATE] == 'r' or r[STATE] == 'o', {}, -1
   for i, c in ipairs(q[14]) do
     local v = {'not_tried', 'unknown', -1, -1, false, -1}
     if live and chosen < 0 and c[1] == r[TARGET] and c[2] == r[REPLICA] then
@@ -150,32 +165,50 @@ if r then
     end
     verdicts[i] = v
   end
-  flush()
-  return pack({chosen, now, live and 0 or 1, verdicts})
+  return {chosen, now, live and 0 or 1, verdicts}
 end
 
 local function look()
+  local verdicts, fits = {}, -1
   for i, c in ipairs(q[14]) do
     verdicts[i] = assess(c, fits >= 0)
     if fits < 0 and verdicts[i][1] == '' then fits = i - 1 end
   end
+  return verdicts, fits
 end
-look()
--- What is due gives room back only where room was wanting, so the usual reserve does not pay for looking after it.
-if fits ~= 0 and #call('ZRANGEBYSCORE', DUE, '-inf', stamp(now), 'LIMIT', 0, 1) > 0 then
-  keeper()(now, SWEEP)
-  fits, lane_live = -1, nil
-  look()
-end
-chosen = fits
-if q[13] == 1 then
+
+local function first_local()
   for i, c in ipairs(q[14]) do
-    if c[3] == 0 then
-      chosen = i - 1
-      break
-    end
+    if c[3] == 0 then return i - 1 end
   end
 end
-if chosen >= 0 and q[14][chosen + 1][3] == 0 then take(q[14][chosen + 1], verdicts[chosen + 1]) end
+
+local sweep
+local function decide()
+  local known = record_of(q[1])
+  if known then return again(known) end
+  local verdicts, chosen = look()
+  -- What is due gives room back only where room was wanting, so the usual reserve does not pay for looking after it.
+  if chosen ~= 0 then
+    settle()
+    if #call('ZRANGEBYSCORE', DUE, '-inf', stamp(now), 'LIMIT', 0, 1) > 0 then
+      sweep = sweep or keeper()
+      sweep(now, SWEEP)
+      walks = {}
+      verdicts, chosen = look()
+    end
+  end
+  if q[13] == 1 then chosen = first_local() or chosen end
+  if chosen >= 0 and q[14][chosen + 1][3] == 0 then take(q[14][chosen + 1], verdicts[chosen + 1]) end
+  return {chosen, now, 0, verdicts}
+end
+
+local requests, rids, answers = unpack_one(ARGV[2]), {}, {}
+for i, request in ipairs(requests) do rids[i] = request[1] end
+fetch(rids)
+for i, request in ipairs(requests) do
+  q, lane = request, request[2]
+  answers[i] = decide()
+end
 flush()
-return pack({chosen, now, 0, verdicts})
+return pack(answers)
