@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from extproc.accesslog import LogRecord
-from extproc.admission import Pending
 from extproc.fleet import Fleet
 from extproc.ledger.base import Ended
+from extproc.placing import Pending
 from extproc.telemetry.decisionlog import DecisionLog, end_record
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.record import decision_record

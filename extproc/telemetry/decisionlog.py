@@ -21,7 +21,7 @@ from extproc.errors import LedgerDown
 from extproc.ledger.address import parse
 from extproc.ledger.keys import decisions_key
 from extproc.ledger.link import Link, pack
-from extproc.telemetry.record import Record, figures_of
+from extproc.telemetry.record import Record, figures_of, utc
 
 log = logging.getLogger("kvgate.decisionlog")
 
@@ -44,17 +44,24 @@ DECISION_FIELD, END_FIELD = "decision", "end"
 
 _Entry = tuple[str, Record]
 
+_to_json = msgspec.json.Encoder(enc_hook=str).encode
+
 
 def end_record(
     rid: str,
     *,
     ended: str,
+    at_s: float | None = None,
     free_at_end_bytes: int | None = None,
     actual_input_tokens: int | None = None,
     actual_output_tokens: int | None = None,
 ) -> Record:
-    """What is known at the end of a request; ``ended`` as in ``ledger.base.Ended``, None where nobody measured."""
+    """What is known at the end of a request; ``ended`` as in ``ledger.base.Ended``, None where nobody measured.
+
+    ``at_s`` is the Unix time at which this process heard of the end.
+    """
     return {
+        "at": None if at_s is None else utc(at_s),
         "rid": rid,
         "ended": ended,
         "free_at_end_bytes": free_at_end_bytes,
@@ -160,6 +167,8 @@ class StreamLog:
         self._link = Link(parse(url), _nothing_to_prepare)
         self._key = decisions_key(pool)
         self._maxlen = maxlen
+        # The constant beginning of every command: of eight parts the first six.
+        self._head = b"*8" + pack("XADD", self._key, "MAXLEN", "~", 2 * maxlen, "*")[2:]
         self._on_drop = on_drop or (lambda _count: None)
         self._queue: deque[_Entry] = deque()
         self._wake = asyncio.Event()
@@ -249,8 +258,8 @@ class StreamLog:
         return not missed
 
     def _command(self, field: str, record: Record) -> bytes:
-        line = msgspec.json.encode(record, enc_hook=str)
-        return pack("XADD", self._key, "MAXLEN", "~", 2 * self._maxlen, "*", field, line)
+        line = _to_json(record)
+        return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (self._head, len(field), field.encode(), len(line), line)
 
 
 async def _nothing_to_prepare(_ask: object) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass
 
-from tests.load import truth, work
+from extproc.config import load
+from tests.load import told, truth, work
 from tests.load.clients import Attempt, Order, drive
-from tests.load.evidence import Report, share
+from tests.load.evidence import Report, share, spread
 from tests.load.fleet import Shape, fleet, stats_of
 from tests.support.stack import Stack
 
 #: How long the end of a request may take to reach the ledger before an engine counts as idle for everybody.
 END_KNOWN_S = 0.25
+#: The decision log is written behind the requests: its last entries come this much later.
+LOG_WRITTEN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,11 @@ async def _run(stack: Stack, size: Size) -> tuple[list[Attempt], dict[str, work.
 
 def run(size: Size, command: str) -> Report:
     """The whole scenario."""
-    with fleet(size.shape) as stack:
+    with fleet(size.shape, telemetry={"decisionLog": 2 * size.requests}) as stack:
         attempts, jobs = asyncio.run(_run(stack, size))
         stats = stats_of(stack)
+        time.sleep(LOG_WRITTEN_S)
+        words = told.decisions(stack.valkey.url, load(stack.config_path).ledger.pool)
     log = truth.served(stats)
     report = Report(
         "race", "No request over capacity, and not by refusing",
@@ -70,11 +76,42 @@ def run(size: Size, command: str) -> Report:
         jobs[i].input + jobs[i].output for i in packing.ids
     )
     report.figure("the same in tokens", f"{100 * tokens:.1f} %")
-    idle = truth.refused_while_idle(
-        attempts, log, size.shape.names, lambda a: jobs[a.id].reserved_blocks <= size.shape.blocks * 0.98, END_KNOWN_S
-    )
-    report.figure("refused while an engine was idle that would hold it", len(idle), "0", holds=not idle)
+    _idle(report, size, attempts, jobs, log, words)
     return report
+
+
+def _idle(
+    report: Report,
+    size: Size,
+    attempts: list[Attempt],
+    jobs: dict[str, work.Job],
+    log: list[truth.Served],
+    words: dict[str, told.Told],
+) -> None:
+    """Refusals while an engine was idle: all of them, what could have been known, and how late ends were known."""
+    usable = int(size.shape.blocks * 0.98)
+    need = {name: job.reserved_blocks for name, job in jobs.items()}
+    found = truth.refused_while_idle(
+        attempts, log, size.shape.names, lambda a: need[a.id] <= usable, END_KNOWN_S
+    )  # fmt: skip
+    ended = {one.id: one.end_s for one in log}
+    admitted = [one for one in words.values() if one.replica is not None and one.id in ended]
+    lags = [one.heard_s - ended[one.id] for one in admitted if one.heard_s is not None]
+    verdicts = [
+        told.judge(words[attempt.id], name, need[attempt.id], usable, admitted, need, ended)
+        for attempt, names in found for name in names if attempt.id in words
+    ]  # fmt: skip
+    faults = {one.id for one in verdicts if not one.excused} | {a.id for a, _ in found if a.id not in words}
+    report.figure("from an engine's end until a process heard of it", spread(lags))
+    report.figure("refused while an engine was idle that would hold it", len(found))
+    why = Counter(one.why for one in verdicts)
+    report.figure(
+        "of those, where that could have been known", f"{len(faults)} (engines: {dict(why) or 'none'})", "0",
+        holds=not faults,
+    )  # fmt: skip
+    for one in verdicts:
+        seen = words[one.id]
+        report.figure(f"  {one.id} and {one.engine}", f"{one}, {seen.refused_by}, free {seen.free_blocks}")
 
 
 def _over(report: Report, stats: dict[str, dict[str, object]], log: list[truth.Served], total: int) -> None:

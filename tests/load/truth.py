@@ -129,8 +129,8 @@ def refused_while_idle(
     names: Sequence[str],
     fits: Callable[[Attempt], bool],
     lag_s: float,
-) -> list[Attempt]:
-    """Refusals given while some engine had nothing inside: not from ``lag_s`` before it was sent until its answer.
+) -> list[tuple[Attempt, list[str]]]:
+    """Refusals given while some engine had nothing inside: not from ``lag_s`` before it was sent until its answer; with those engines.
 
     ``lag_s`` is how long an end takes to be known; ``fits`` whether an empty engine would hold the request.
     """  # fmt: skip
@@ -141,10 +141,11 @@ def refused_while_idle(
         at = bisect_right(starts, until_s)
         return at == 0 or bisect_left(ends, since_s, hi=at) == at
 
-    return [
-        attempt for attempt in attempts
-        if attempt.refused and fits(attempt) and any(idle(name, attempt.sent_s - lag_s, attempt.over_s) for name in names)
+    found = [
+        (attempt, [name for name in names if idle(name, attempt.sent_s - lag_s, attempt.over_s)])
+        for attempt in attempts if attempt.refused and fits(attempt)
     ]  # fmt: skip
+    return [(attempt, free) for attempt, free in found if free]
 
 
 def _merged(mine: Sequence[Served]) -> tuple[list[float], list[float]]:

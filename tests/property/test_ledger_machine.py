@@ -60,10 +60,12 @@ class LedgerMachine(RuleBasedStateMachine):
         prefill=st.sampled_from([0, 300, 900, 5000]), lane=st.sampled_from(["fast", "batch"]),
         limit=st.sampled_from([None, 1, 3]), lease=st.sampled_from([0.5, 10.0]), force=st.sampled_from([False] * 7 + [True]),
         vram=st.sampled_from([(), (0,), (300,)]), share=st.sampled_from([None, 0.4]), queue=st.sampled_from([None, 1]),
+        promised=st.sampled_from([0, 0, 5, 30]),
     )  # fmt: skip
     def reserve(
         self, rid: str, order: list[str], blocks: int, sequences: int, prefill: int, lane: str, limit: int | None,
         lease: float, force: bool, vram: tuple[int, ...], share: float | None, queue: int | None,
+        promised: int,
     ) -> None:  # fmt: skip
         """Reserve over up to three candidates."""
         places = [
@@ -72,7 +74,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 n=need(blocks, prefill=prefill, sequences=sequences, vram_bytes=vram if any(vram) else ()),
                 devices=("GPU-1",) if vram else (), device_guard_bytes=100, prefill_rate=333.0,
                 prefill_capacity_tokens=1000.0, lane_share=share, lane_yields_at=0.8 if lane == "batch" else None,
-                max_waiting=queue,
+                max_waiting=queue, promised_blocks=promised,
             )
             for name in order
         ]  # fmt: skip
@@ -227,7 +229,7 @@ def test_every_state_is_reachable_by_the_machines_own_rules(server: ValkeyServer
     machine = LedgerMachine(server.url)
     reserve = {
         "order": ["a", "b", "far"], "blocks": 5, "sequences": 1, "prefill": 300, "lane": "fast", "limit": None,
-        "lease": 0.5, "force": False, "vram": (300,), "share": None, "queue": None,
+        "lease": 0.5, "force": False, "vram": (300,), "share": None, "queue": None, "promised": 0,
     }  # fmt: skip
     machine.reserve(rid="r0", **reserve)
     machine.tick(seconds=1.5)

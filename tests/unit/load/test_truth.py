@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.load import truth
 from tests.load.clients import Attempt
 from tests.load.evidence import Report
+from tests.load.told import Told, judge, told
 from tests.load.truth import Served
 from tests.load.work import Job, racing, trace
 
@@ -52,8 +53,38 @@ def test_refused_while_an_engine_was_idle() -> None:
         asked(name, at_s, refused=True) for name, at_s in {"busy": 5, "lag": 10.1, "idle": 15, "again": 25}.items()
     ]
     found = truth.refused_while_idle(refused, log, ["a", "b"], lambda _: True, 0.25)
-    assert [attempt.id for attempt in found] == ["idle"]
+    assert [(attempt.id, engines) for attempt, engines in found] == [("idle", ["a"])]
     assert truth.refused_while_idle(refused, log, ["a", "b"], lambda _: False, 0.25) == []
+
+
+def test_a_refusal_is_excused_only_by_what_nobody_could_have_known() -> None:
+    """An unheard end or a request on its way takes the room it takes, and no more; a heard end takes none."""
+    refused = Told("new", None, 10.0, 10.1, None, {"a": 0}, {"a": "insufficient_headroom"})
+    blocks = {"old": 60, "coming": 30, "new": 50}
+    ended = {"old": 9.0, "coming": 12.0}
+
+    def judged(heard_s: float | None, coming_began_s: float) -> tuple[int, int, bool]:
+        admitted = [
+            Told("old", "a", 5.0, 5.1, heard_s, {}, {}), Told("coming", "a", coming_began_s, 10.05, 12.1, {}, {}),
+            Told("coming", "b", 9.0, 9.1, None, {}, {}),
+        ]  # fmt: skip
+        verdict = judge(refused, "a", 50, 100, admitted, blocks, ended)
+        return verdict.unheard_blocks, verdict.coming_blocks, verdict.excused
+
+    assert judged(9.01, 10.02) == (0, 30, False)
+    assert judged(10.01, 10.02) == (60, 30, True)
+    assert judged(None, 10.2) == (60, 0, True)
+    assert judged(9.01, 10.2) == (0, 0, False)
+
+
+def test_what_kvgate_told_is_joined_by_rid() -> None:
+    """A decision's figures and the time at which its end was heard."""
+    candidates = [{"replica": "a", "free_before": {"kv_blocks": 7}, "refused_by": None}]
+    decision = {"at": "2026-11-29T18:00:10.500Z", "rid": "r", "request_id": "x", "replica": "a", "decision_ms": 500.0,
+                "candidates": candidates}  # fmt: skip
+    found = told([("end", {"rid": "r", "at": "2026-11-29T18:00:12.000Z"}), ("decision", decision)])["x"]
+    assert (found.over_s - found.began_s, found.heard_s) == (0.5, found.over_s + 1.5)
+    assert (found.replica, found.free_blocks, found.refused_by) == ("a", {"a": 7}, {"a": None})
 
 
 def test_held_share_counts_what_lies_within() -> None:
