@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -19,12 +19,13 @@ import grpc
 
 from extproc import wire
 from extproc.accesslog import read
-from extproc.admission import Admission, Pending
+from extproc.admission import Admission
 from extproc.completion import Completion
 from extproc.dialects import error_body
 from extproc.exchange import Action, Exchange
 from extproc.gateway.names import ATTRIBUTE_NODE, ATTRIBUTE_PEER, ATTRIBUTE_TIME, ATTRIBUTES_KEY, LOG_REQUEST
 from extproc.mutation import CONTINUES, go_on, hold, refuse
+from extproc.placing import Pending
 from extproc.policy.refusals import retry_after_seconds
 from extproc.telemetry.spans import GrpcMetadata
 from extproc.types import Decision, RequestHead
@@ -158,14 +159,17 @@ class Service:
             ),
         ]
 
-    async def process(self, requests: AsyncIterator[pb.ProcessingRequest], context: Any) -> None:
-        """One exchange, over with its answer where nothing more can come; its end means nothing to the reservation."""
+    async def process(self, _requests: AsyncIterator[pb.ProcessingRequest], context: Any) -> None:
+        """One exchange, over with its answer where nothing more can come; its end means nothing to the reservation.
+
+        Messages are read from the call itself, which costs less than iterating over it.
+        """
         call = _Call(Exchange(self._max_body_bytes))
         task = asyncio.current_task()
         self._observer.stream_opened()
         self._observer.exchange_began()
         try:
-            async for message in requests:
+            while (message := await context.read()) is not grpc.aio.EOF:
                 await self._step(call, message, context)
                 if call.written and call.one_body and _ends(message):
                     # Nothing more can come. A stream left open would cost memory for as long as the response runs, and
@@ -196,9 +200,14 @@ class Service:
             return
         exchange = call.exchange
         if stage == "request_headers":
-            call.owner = _attribute(message, ATTRIBUTE_NODE)
-            call.one_body = message.HasField("protocol_config") and _whole_body(message)
-        action = self._feed(exchange, message, stage)
+            attributes = attributes_of(message)
+            call.owner = attributes.get(ATTRIBUTE_NODE, "")
+            whole = _whole_body(message)
+            call.one_body = message.HasField("protocol_config") and whole
+            last = message.request_headers.end_of_stream
+            action = exchange.headers(head_of(message, attributes), last=last, whole_body=whole)
+        else:
+            action = self._feed(exchange, message, stage)
         if action is Action.CONTINUE:
             await context.write(CONTINUES[stage])
             return
@@ -274,9 +283,6 @@ class Service:
         return pb.HealthCheckResponse(status=status)
 
     def _feed(self, exchange: Exchange, message: pb.ProcessingRequest, stage: str) -> Action:
-        if stage == "request_headers":
-            last, whole = message.request_headers.end_of_stream, _whole_body(message)
-            return exchange.headers(head_of(message), last=last, whole_body=whole)
         if stage == "request_body":
             return exchange.body_piece(message.request_body.body, last=message.request_body.end_of_stream)
         if stage == "request_trailers":
@@ -345,8 +351,11 @@ def render(decision: Decision, stage: str, head: RequestHead) -> pb.ProcessingRe
     return refuse(decision, status=refusal.status, headers=headers, body=body)
 
 
-def head_of(message: pb.ProcessingRequest) -> RequestHead:
-    """The HTTP head in a request-headers message; repeated headers are joined, the query string is cut off."""
+def head_of(message: pb.ProcessingRequest, attributes: Mapping[str, str]) -> RequestHead:
+    """The HTTP head in a request-headers message; repeated headers are joined, the query string is cut off.
+
+    ``attributes`` are Envoy's own words about the exchange, see ``attributes_of``.
+    """
     headers: dict[str, str] = {}
     pseudo: dict[str, str] = {}
     for header in message.request_headers.headers.headers:
@@ -363,8 +372,8 @@ def head_of(message: pb.ProcessingRequest) -> RequestHead:
         path=pseudo.get(":path", "/").partition("?")[0],
         headers=headers,
         request_id=headers.get("x-request-id", ""),
-        peer_address=_attribute(message, ATTRIBUTE_PEER).rpartition(":")[0].strip("[]"),
-        began_us=_microseconds(_attribute(message, ATTRIBUTE_TIME)),
+        peer_address=attributes.get(ATTRIBUTE_PEER, "").rpartition(":")[0].strip("[]"),
+        began_us=_microseconds(attributes.get(ATTRIBUTE_TIME, "")),
     )
 
 
@@ -379,11 +388,11 @@ def _whole_body(message: pb.ProcessingRequest) -> bool:
     return not message.HasField("protocol_config") or bool(mode == pb.ProtocolConfiguration.BUFFERED)
 
 
-def _attribute(message: pb.ProcessingRequest, name: str) -> str:
+def attributes_of(message: pb.ProcessingRequest) -> dict[str, str]:
+    """The texts among the attributes that Envoy sends with the first message of a stream, by name."""
     if ATTRIBUTES_KEY not in message.attributes:
-        return ""
-    fields = message.attributes[ATTRIBUTES_KEY].fields
-    return str(fields[name].string_value) if name in fields else ""
+        return {}
+    return {name: value.string_value for name, value in message.attributes[ATTRIBUTES_KEY].fields.items()}
 
 
 def _microseconds(timestamp: str) -> int:

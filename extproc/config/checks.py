@@ -87,7 +87,7 @@ def warnings(config: Config) -> list[str]:
         lines.append("serve.listen: with port 0 Envoy cannot know where the service listens; name a port")
     if config.unknown_paths == "pass" and config.local_replicas():
         lines.append(
-            "unknownPaths: `pass` lets clients reach the engines' other paths (metrics, administration, loading of models) "
+            "unknownPaths: `pass` lets clients reach the engines' other paths (administration, cache resets, loading of models) "
             "and use memory there that nobody reserved; choose `reject`, or close those paths before Envoy"
         )
     return lines

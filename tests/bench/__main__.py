@@ -37,8 +37,11 @@ CAVEATS = """\
   kvgate's round trip to Valkey.
 - CPU is the Python process's own clock, user and system, per answered request. It contains everything that kvgate does
   for a request: decision, metrics, decision log, both access-log entries, the release in the ledger.
+- The no-op server reads each stream to its end; kvgate ends it with its answer.
 - Counted bodies hold text the tokenizer has not seen before; an agent's turn repeats most of its text and costs less.
-- Stages are measured alone, with warm caches and without system calls: they show proportions, not a live server's sum.
+- Stages are measured alone and without system calls, with warm caches and with cold ones (others' memory was read before
+  each request). What a live server spends beyond the no-op's cost and these is the ledger's and the decision log's
+  connection, and turns of the event loop: while a request waits for the ledger the process sleeps and is woken again.
 """
 
 

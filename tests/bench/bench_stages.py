@@ -1,14 +1,15 @@
 """Where a decision's CPU goes, stage by stage: ``python -m tests.bench.bench_stages [--json FILE]``.
 
 One process, no socket: the messages that Envoy sends for one request go through the parts of ``kvgate serve`` in their
-order, with the ledger in memory. Each figure is the best of several rounds on this thread's CPU clock, so it is what the
-code costs with warm caches; in a live server, between system calls, the same code takes two to three times as long.
+order, with the ledger in memory. Each figure is the best of several rounds on this thread's CPU clock: with warm caches,
+and ``cold``, after other memory was read as other processes do between two requests of a live server.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import time
 from collections import defaultdict
@@ -25,7 +26,7 @@ from extproc.modelset import ModelSet
 from extproc.mutation import CONTINUES
 from extproc.observe import Observer
 from extproc.runtime import Runtime
-from extproc.server import head_of, render
+from extproc.server import attributes_of, head_of, render
 from extproc.telemetry.decisionlog import RingLog
 from extproc.telemetry.metrics import Metrics
 from extproc.types import Decision
@@ -33,6 +34,8 @@ from extproc.wire import pb
 from tests.bench.bench_gateway import BODIES, CLUSTER, config_text, requests_of
 
 ROUNDS, CALLS = 7, 300
+#: Read through before each request of a cold round: larger than this core's own caches, as what runs between two requests is.
+OTHERS = bytes(8 * 1024 * 1024)
 #: What Envoy shows of a request from the bench's client.
 HEADERS = {
     ":authority": "bench", ":path": "/v1/chat/completions", ":method": "POST", ":scheme": "http",
@@ -95,7 +98,7 @@ async def one(runtime: Runtime, observer: Observer, messages: tuple[bytes, bytes
     """One request from its first message to its end, each stage on the clock."""
     with stages.of("read Envoy's two messages"):
         first, second = (pb.ProcessingRequest.FromString(data) for data in messages)
-        head = head_of(first)
+        head = head_of(first, attributes_of(first))
         CONTINUES["request_headers"].SerializeToString()
     pending = runtime.admission.begin(head, "envoy-1")
     began = time.thread_time()
@@ -132,20 +135,24 @@ async def measure() -> dict[str, dict[str, float]]:
     ledger = InMemoryLedger(time.time, periodic_s=config.envoy.periodic_s)
     runtime = Runtime(config, ModelSet.load(config, where="bench"), ledger, log, metrics)
     # Stage timings inside the decision on the same clock as the rest.
-    runtime.admission._clock_s = time.thread_time
+    runtime.admission._clock_s = runtime.admission._placing._clock_s = time.thread_time
     observer = Observer(metrics, runtime.spans, log, runtime.fleet)
     await runtime.fleet.refresh()
     figures = {}
-    for name, size in BODIES.items():
+    for (name, size), cold in itertools.product(BODIES.items(), (False, True)):
         make, rounds = requests_of(size), []
         for _ in range(ROUNDS):
             stages = Stages()
             for _ in range(CALLS):
-                await one(runtime, observer, asked(make().partition(b"\r\n\r\n")[2]), stages)
+                messages = asked(make().partition(b"\r\n\r\n")[2])
+                if cold:
+                    OTHERS.count(b"\xff")
+                await one(runtime, observer, messages, stages)
             await runtime.completion.flush()
             rounds.append({stage: spent / CALLS * 1e6 for stage, spent in stages.spent_s.items()})
-        figures[name] = {stage: min(each[stage] for each in rounds) for stage in rounds[0]}
-        figures[name]["sum"] = sum(figures[name].values())
+        shown = f"{name}, cold" if cold else name
+        figures[shown] = {stage: min(each[stage] for each in rounds) for stage in rounds[0]}
+        figures[shown]["sum"] = sum(figures[shown].values())
     runtime.counting.close()
     return figures
 
@@ -158,7 +165,7 @@ def main() -> None:
     figures = asyncio.run(measure())
     for body, stages in figures.items():
         for stage, cost in stages.items():
-            print(f"{body:>6}  {stage:<30} {cost:7.1f} us")
+            print(f"{body:>11}  {stage:<30} {cost:7.1f} us")
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
 

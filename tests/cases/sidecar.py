@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import grpc
 
 from extproc.config import load_text
 from extproc.ledger.base import DeviceReport, ReplicaReport, ReplicaState
@@ -91,8 +93,13 @@ class Answer:
 class Stream:
     """A context that keeps what is written."""
 
+    sent: Iterator[pb.ProcessingRequest]
     written: list[pb.ProcessingResponse] = field(default_factory=list)
     aborted: str = ""
+
+    async def read(self) -> Any:
+        """The next message of Envoy's."""
+        return next(self.sent, grpc.aio.EOF)
 
     async def write(self, message: pb.ProcessingResponse) -> None:
         """Keep it."""
@@ -132,13 +139,8 @@ class Sidecar:
 
     async def answer(self, *messages: pb.ProcessingRequest) -> list[Answer]:
         """What one ext_proc stream of these messages is answered, one by one."""
-        stream = Stream()
-
-        async def sent() -> AsyncIterator[pb.ProcessingRequest]:
-            for message in messages:
-                yield message
-
-        await self.runtime.service.process(sent(), stream)
+        stream = Stream(iter(messages))
+        await self.runtime.service.process(stream, stream)
         await self.runtime.service.settle()
         return [understood(message) for message in stream.written]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from typing import Any
 
+import grpc
 import pytest
 
 from extproc.config import load_text
@@ -30,7 +32,12 @@ class ClosedStream:
     """What grpc.aio shows of a stream that Envoy closes while the answer is being written."""
 
     def __init__(self) -> None:
+        self.sent = envoy()
         self.written = 0
+
+    async def read(self) -> Any:
+        """The next message of Envoy's."""
+        return next(self.sent, grpc.aio.EOF)
 
     async def write(self, _message: pb.ProcessingResponse) -> None:
         """The first message goes through, the second is overtaken by the end of the stream."""
@@ -43,7 +50,7 @@ class ClosedStream:
         return ()
 
 
-async def envoy() -> AsyncIterator[pb.ProcessingRequest]:
+def envoy() -> Iterator[pb.ProcessingRequest]:
     """What Envoy sends for one request."""
     head, body = pb.ProcessingRequest(), pb.ProcessingRequest()
     for name, value in ((":method", "POST"), (":path", "/v1/chat/completions"), ("content-type", "application/json")):
@@ -61,8 +68,9 @@ async def test_a_stream_that_ends_with_its_answer_is_observed() -> None:
     try:
         await runtime.fleet.refresh()
         runtime.gate.open = True
+        stream = ClosedStream()
         with pytest.raises(asyncio.CancelledError):
-            await runtime.service.process(envoy(), ClosedStream())
+            await runtime.service.process(stream, stream)
         assert [row["outcome"] for row in await log.recent(10)] == ["admit"]
         assert b"kvgate_exchanges_undecided 0.0" in runtime.metrics.exposition()[1]
     finally:

@@ -126,6 +126,18 @@ class Trickle:
         at_s = time.monotonic()
         return at_s, await self.stack.send(self.body, timeout_s=self.timeout_s)
 
+    async def until_served(self, since_s: float, within_s: float) -> None:
+        """Wait until a request sent after ``since_s`` was answered 200; fails after ``within_s``."""
+        until_s = time.monotonic() + within_s
+        while not any(done.status == 200 for done in self._done(since_s)):
+            if time.monotonic() > until_s:
+                raise AssertionError(f"nothing was served; answered {[done.status for done in self._done(since_s)]}")
+            await asyncio.sleep(0.1)
+
+    def _done(self, since_s: float) -> list[Reply]:
+        done = (task.result() for task in self.sent if task.done())
+        return [reply for at_s, reply in done if at_s >= since_s]
+
     def replies(self, since_s: float = 0.0, until_s: float = float("inf")) -> list[Reply]:
         """The answers to requests sent within this time; all of them must be over."""
         return [reply for at_s, reply in (task.result() for task in self.sent) if since_s <= at_s <= until_s]
