@@ -32,6 +32,7 @@ dense = st.one_of(
     st.text(alphabet=st.characters(min_codepoint=0x4E00, max_codepoint=0x9FFF), max_size=100),
     st.text(alphabet=st.characters(min_codepoint=0x1F300, max_codepoint=0x1FAFF), max_size=60),
     st.text(alphabet=st.characters(min_codepoint=0x300, max_codepoint=0x36F) | st.sampled_from("aeiouñü"), max_size=60),
+    st.text(alphabet="\u0301\u0323\u0334\u0344\u0345\u0f73\u3099\uff9eeế", min_size=30, max_size=200),
     st.text(alphabet=" \t\n\r\u3000\u00a0", max_size=100),
     st.text(alphabet="\ufdfa\u0390\u1d160\u0958가힣ﬁ①㍍", max_size=60),
     st.text(alphabet=st.characters(categories=["Cc", "Cf", "Co", "Cn", "So"]), max_size=80),
@@ -44,6 +45,9 @@ dense = st.one_of(
 @example(sample="\ufdfa" * 20)
 @example(sample="\u0390" * 20)
 @example(sample="é\u0323" * 20)
+@example(sample="ế" + "\u0301" * 40 + "\u0323" * 40)
+@example(sample="\u0344" * 40)
+@example(sample="\uff9e\u0334" * 40)
 def test_no_text_has_more_tokens(family: str, sample: str) -> None:
     """Digits, hex, base64, CJK, emoji, marks, blanks, compatibility forms: bytes bound them all."""
     vocabulary = counter(family).vocabulary
