@@ -92,17 +92,19 @@ class Observer:
             duration_s=record.duration_s,
         )
         rid = record.rid or ""
+        now_s = time.time()
         free_at_end = self._free_bytes(str(fields.get("replica", "")), fields)
         self._decisions.end(
             end_record(
                 rid,
                 ended=str(record.how),
+                at_s=now_s,
                 free_at_end_bytes=free_at_end,
                 actual_input_tokens=record.usage.get("input_tokens"),
                 actual_output_tokens=output_tokens,
             )
         )
-        end_ns = time.time_ns() - int(record.ended_age_s * 1e9)
+        end_ns = int((now_s - record.ended_age_s) * 1e9)
         self._spans.completed(
             rid,
             ended=str(record.how),
