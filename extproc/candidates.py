@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from extproc.config.models import PREALLOCATING, Config, Lane, Replica, Target
 from extproc.ledger.base import Candidate, ReplicaReport, ReplicaState, ReplicaView
@@ -176,6 +176,7 @@ class Planner:
 
     def _remote(self, name: str, lane: Lane, ask: Ask, view: ReplicaView | None) -> Place:
         context = self._context(self._config.targets[name], None)
+        ask = _within(ask, context)
         limits = output_limits(_output_request(ask, lane, context, None, self._config.targets[name], None))
         if isinstance(limits, Reason):
             return Place(name, name, None, None, limits, context)
@@ -196,6 +197,7 @@ class Planner:
         promised: int,
     ) -> Place:
         seen = self._seen(name, target, replica, lane, view.report if view is not None else None, ask)
+        ask = _within(ask, seen.context)
         limits = output_limits(
             _output_request(ask, lane, seen.context, seen.pool_tokens, target, learned.output_tokens)
         )
@@ -318,6 +320,17 @@ def _reloaded_bytes(target: Target, kv: KvModel, asked: int | None, context: int
     if target.engine != "ollama" or asked is None or context is None or asked <= context:
         return 0
     return project(kv, (asked,), 0, 1).kv_bytes
+
+
+def _within(ask: Ask, context: int | None) -> Ask:
+    """The ask with what is charged for unseen text cut to the room that the context leaves it: the engine takes no more."""
+    hidden = ask.count.hidden_tokens
+    if not hidden or context is None:
+        return ask
+    first, *others = ask.count.per_prompt
+    room = context - max(ask.client_cap or 1, ask.min_tokens)
+    cut = max(first - hidden, min(first, room))
+    return replace(ask, count=replace(ask.count, per_prompt=(cut, *others)))
 
 
 def _output_request(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 
@@ -35,6 +36,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 done, 1 a problem that was printed, 2 wrong usage."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What clients sent may hold what no terminal can show, lone surrogates first of all.
+            stream.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = next((word for word in arguments if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(

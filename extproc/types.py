@@ -66,12 +66,15 @@ class ImageInput:
 class TokenCount:
     """Input tokens of a request, one figure per prompt, and how they were found.
 
-    ``source`` is ``exact`` (the engine's own figure) or ``bound`` (a true upper bound). ``elapsed_ms`` is the wall time of counting.
+    ``source`` is ``exact`` (the engine's own figure) or ``bound`` (a true upper bound). ``elapsed_ms`` is the wall time
+    of counting. ``hidden_tokens`` is how many of the first prompt's are charged for text that nobody here saw (earlier
+    turns that the engine keeps); no more of them need room than a context has.
     """
 
     per_prompt: tuple[int, ...]
     source: str
     elapsed_ms: float = 0.0
+    hidden_tokens: int = 0
 
     @property
     def input_tokens(self) -> int:

@@ -8,7 +8,7 @@ from extproc.dialects import fields
 from extproc.dialects.content import IMAGE_PART, Gathered, clean, kind_of, take_image, text_of
 from extproc.dialects.jsonbody import Members
 from extproc.dialects.model import BodyLimits, ChatPrompt, InferenceRequest, Json, Route
-from extproc.dialects.openai import generation
+from extproc.dialects.openai import generation, with_template
 from extproc.errors import BadRequest
 
 Message = dict[str, Json]
@@ -38,8 +38,8 @@ def messages(members: Members, route: Route, limits: BodyLimits) -> InferenceReq
         route,
         limits,
         gathered,
-        (prompt,),
-        has_tools=bool(tools),
+        (with_template(prompt, fields.text(members, "chat_template"), gathered),),
+        tools=tools,
         prefill=bool(given) and given[-1].get("role") == "assistant",
     )
     # Anthropic's streams always carry usage; there is nothing to ask for.
@@ -106,33 +106,40 @@ def _tool_result(block: Message, out: list[Message], gathered: Gathered) -> None
     content = block.get("content")
     texts: list[str] = []
     pictures: list[Json] = []
-    if type(content) is str:
-        texts.append(clean(content, gathered))
-    for item in content if type(content) is list else []:
+    blocks = content if type(content) is list else [content]
+    # vLLM takes text or a list of blocks here, and skips what is no block.
+    if type(content) is dict or (blocks is content and any(type(item) is not dict for item in blocks)):
+        gathered.loose = True
+    for item in blocks:
         kind = kind_of(item)
-        if kind == "text":
-            texts.append(clean(str(item.get("text") or ""), gathered))
-        elif kind == "image":
+        if kind == "image" and type(item) is dict:
             take_image(item, gathered)
             pictures.append(IMAGE_PART)
-        elif kind not in _SILENT:
-            texts += [text for part in clean([item], gathered) if (text := text_of(part))]
+        elif kind not in _SILENT and item is not None:
+            parts = _document(item, gathered) if kind == "document" else clean([item], gathered)
+            pictures += [IMAGE_PART for part in parts if kind_of(part) == "image"]
+            texts += [text for part in parts if (text := text_of(part)) or kind == "text"]
     out.append({"role": "tool", "tool_call_id": block.get("tool_use_id") or "", "content": "\n".join(texts)})
     if pictures:
         out.append({"role": "user", "content": pictures})
 
 
 def _document(block: Message, gathered: Gathered) -> list[Json]:
-    """A document: plain text counts as text, anything encoded as an unknown part."""
-    source = block.get("source")
-    data = source.get("data") if type(source) is dict and source.get("type") == "text" else None
-    if type(data) is str:
-        return [{"type": "text", "text": "\n".join(str(t) for t in (block.get("title"), data) if t)}]
-    if type(source) is dict and source.get("type") == "content":
-        return [*clean(source.get("content"), gathered)] if type(source.get("content")) is list else []
+    """A document: plain text counts as text, anything encoded as an unknown part, its title and context beside it."""
+    # vLLM passes over documents, others read them.
+    gathered.loose = True
+    source = fields.mapping(block.get("source"), "source")
+    kind = source.get("type")
+    words = [str(text) for name in ("title", "context") if (text := block.get(name))]
+    if kind == "text" and type(source.get("data")) is str:
+        return [{"type": "text", "text": "\n".join((*words, source["data"]))}]
+    beside: list[Json] = [{"type": "text", "text": "\n".join(words)}] if words else []
+    if kind == "content":
+        content = source.get("content")
+        return [*beside, *clean(content if type(content) is list else [content], gathered)]
     gathered.unknown_parts += 1
     gathered.warn("document_not_counted")
-    return []
+    return beside
 
 
 def _tool(tool: Json) -> Json:

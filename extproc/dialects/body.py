@@ -26,6 +26,11 @@ _MAX_GZIP_MEMBERS = 256
 
 _ACCEPTED = "gzip, deflate, zstd"
 
+#: Put behind a zstd body as a frame of its own: the reader does not say whether the last frame was whole, but a cut
+#: one swallows this.
+_ZSTD_END = bytes(range(0xE1, 0xF1))
+_ZSTD_END_FRAME = zstandard.ZstdCompressor(write_checksum=True).compress(_ZSTD_END)
+
 
 def decode_body(head: RequestHead, body: bytes, limits: BodyLimits) -> DecodedBody:
     """The body without its content-encoding; an identity body is returned as the same object.
@@ -106,9 +111,14 @@ def _deflate(body: bytes, limits: BodyLimits) -> Iterator[bytes]:
 
 def _zstd(body: bytes, limits: BodyLimits) -> Iterator[bytes]:
     decoder = zstandard.ZstdDecompressor(max_window_size=limits.max_window_bytes)
-    with decoder.stream_reader(body, read_across_frames=True) as reader:
+    held = b""
+    with decoder.stream_reader(body + _ZSTD_END_FRAME, read_across_frames=True) as reader:
         while piece := reader.read(_STEP_BYTES):
-            yield piece
+            whole = held + piece
+            held = whole[-len(_ZSTD_END) :]
+            yield whole[: -len(_ZSTD_END)]
+    if held != _ZSTD_END:
+        raise EOFError("data ends early")
 
 
 _DECODERS: dict[str, Callable[[bytes, BodyLimits], Iterator[bytes]]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from dataclasses import dataclass, field
 
 from extproc.dialects.model import Json
@@ -31,25 +32,67 @@ IMAGE_TYPES = frozenset({"image", "image_url", "input_image"})
 #: Fields that hold a picture, by URL, data URI or bare base64, in the dialects' spellings.
 _IMAGE_FIELDS = ("image_url", "image", "url", "source", "data", "input_image", "file_id")
 
+#: Part types that carry sound, film or a file -> nothing of theirs is text but what stands beside the data.
+_FILE_TYPES = frozenset(
+    {"input_audio", "audio_url", "audio", "video_url", "video", "input_video", "file", "input_file", "file_url"}
+)
+
+#: Fields that hold the data of such a part, or say where it lies and what it is.
+_FILE_FIELDS = _FILE_TYPES | {
+    "type",
+    "encrypted_content",
+    "data",
+    "url",
+    "source",
+    "file_id",
+    "file_data",
+    "filename",
+    "format",
+    "uuid",
+}
+
+#: No text: what a part is, and what only the service that made it can read.
+_SILENT_FIELDS = frozenset({"type", "encrypted_content", "signature"})
+
 #: Base64 of this much holds any PNG, GIF or WebP header and most JPEG frame headers.
 _HEADER_CHARS = 64 * 1024
 
-#: A bare string this long without a space that decodes as base64 is data, not prose.
+#: Bare base64 shorter than this is no picture that anybody sends; as text it costs little.
 _BARE_BASE64_CHARS = 256
 
-#: First characters of base64 JPEG, PNG, GIF, WebP, PDF: data however short.
-_BASE64_MAGIC = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "JVBERi0")
+#: First characters of base64 JPEG, PNG, GIF and WebP.
+_BASE64_MAGIC = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR")
+
+#: The head of a data URI (RFC 2397) with a media type (RFC 6838 names) and base64 after it.
+_DATA_URI_HEAD = re.compile(
+    r"data:[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*"
+    r"(?:;[A-Za-z0-9!#$&^_.+-]+=[A-Za-z0-9!#$&^_.+-]+)*;base64,"
+)
+
+#: Characters of base64 in both alphabets (RFC 4648).
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_"
 
 IMAGE_PART = {"type": "image"}
 
 
 @dataclass(slots=True)
 class Gathered:
-    """What the walk over one request collects beside its text."""
+    """What the walk over one request collects beside its text.
+
+    ``hidden`` counts texts of the prompt that the body does not show (earlier turns that the engine keeps). ``loose`` says
+    that engines differ in what they make of something in it, so that no rendered count is theirs.
+    """
 
     images: list[ImageInput] = field(default_factory=list)
     unknown_parts: int = 0
+    hidden: int = 0
+    loose: bool = False
     warnings: list[str] = field(default_factory=list)
+
+    def hide(self, warning: str) -> None:
+        """Note that the prompt holds more than the body shows."""
+        self.hidden += 1
+        self.warn(warning)
 
     def warn(self, warning: str) -> None:
         """Note a warning once."""
@@ -120,14 +163,20 @@ def _clean_text_part(part: dict[str, Json], kind: Json, name: str, gathered: Gat
 
 
 def _clean_unknown(part: dict[str, Json], gathered: Gathered) -> Json:
-    """A part of a type we do not know: its text counts as text, its data as pictures or as an unknown part."""
-    before = len(gathered.images)
-    text = strings_of({key: value for key, value in part.items() if key != "type"}, gathered)
-    if len(gathered.images) == before:
-        gathered.unknown_parts += 1
+    """A part of a type we do not know: its text counts as text, its pictures as such, anything else charged once."""
+    images, unknown = len(gathered.images), gathered.unknown_parts
+    text = text_beside(part, gathered)
+    if len(gathered.images) == images:
+        gathered.unknown_parts = unknown + 1
         gathered.warn("unknown_content_part")
         return _text_part(text)
     return {"type": "image", "text": text} if text else IMAGE_PART
+
+
+def text_beside(part: dict[str, Json], gathered: Gathered) -> str:
+    """The text of a part or item whose type says nothing to us, without its type and what is encoded for others."""
+    apart = _FILE_FIELDS if kind_of(part) in _FILE_TYPES else _SILENT_FIELDS
+    return strings_of({key: value for key, value in part.items() if key not in apart}, gathered)
 
 
 def _text_part(text: str) -> dict[str, Json]:
@@ -141,7 +190,7 @@ def strings_of(root: Json, gathered: Gathered) -> str:
     while stack:
         value = stack.pop()
         if type(value) is str:
-            if not (looks_like_data(value) and _take_media(value, gathered)):
+            if not ((is_data_uri(value) or is_picture(value)) and _take_media(value, gathered)):
                 found.append(value)
         elif type(value) is list:
             stack.extend(reversed(value))
@@ -165,7 +214,7 @@ def image_of(value: str) -> ImageInput:
         return _measured(payload, "data_uri")
     if value.startswith(("http://", "https://")):
         return ImageInput(None, None, 0, "url")
-    if looks_like_data(value):
+    if value.startswith(_BASE64_MAGIC) or (len(value) >= _BARE_BASE64_CHARS and _is_base64(value, 0)):
         return _measured(value, "data_uri")
     return ImageInput(None, None, 0, "file" if value else "url")
 
@@ -183,30 +232,37 @@ def _measured(payload: str, source: str) -> ImageInput:
 
 
 def is_data_uri(text: str) -> bool:
-    """Whether the whole string is one base64 data URI."""
-    if not text.startswith("data:"):
+    """Whether the whole string is one base64 data URI: a well-formed media type and nothing but base64 behind it.
+
+    Anything else is text, however it begins: an engine that is given it as text makes tokens of all of it.
+    """
+    if not text.startswith("data:") or not text.isascii():
         return False
-    comma = text.find(",", 0, 256)
-    return comma > 0 and text[:comma].endswith(";base64") and " " not in text and "\n" not in text[: comma + 80]
+    head = _DATA_URI_HEAD.match(text, 0, 256)
+    return head is not None and _is_base64(text, head.end())
 
 
-def looks_like_data(text: str) -> bool:
-    """Whether a string of an unknown field is a data URI or bare base64 rather than text."""
-    if is_data_uri(text) or text.startswith(_BASE64_MAGIC):
-        return True
-    if len(text) < _BARE_BASE64_CHARS or not text.isascii():
+def is_picture(text: str) -> bool:
+    """Whether the whole string is bare base64 of a picture: the first bytes and the size of one, nothing else behind."""
+    if len(text) < _BARE_BASE64_CHARS or not text.startswith(_BASE64_MAGIC) or not text.isascii():
         return False
-    head = text[:_HEADER_CHARS]
-    return head[: len(head) // 4 * 4].translate(_NO_BASE64) == "" and not head.isalpha() and not head.isdigit()
+    return _is_base64(text, 0) and _measured(text, "data_uri").width is not None
 
 
-_NO_BASE64 = {ord(c): None for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\r\n"}
+def _is_base64(text: str, start: int) -> bool:
+    """Whether everything from ``start`` is base64 on one line, padded or not."""
+    if not text.isascii():
+        return False
+    end = len(text)
+    while end > start and len(text) - end < 2 and text[end - 1] == "=":
+        end -= 1
+    return not text[start:end].encode("ascii").translate(None, _BASE64)
 
 
 def _take_media(text: str, gathered: Gathered) -> bool:
     """Record data found in a string field as a picture or an unknown file; True as the caller drops the text."""
     image = image_of(text)
-    if image.width is None and text.startswith("data:") and not text.startswith("data:image"):
+    if image.width is None and not text[:11].lower().startswith("data:image/"):
         gathered.unknown_parts += 1
         gathered.warn("data_uri_in_text_field")
     else:

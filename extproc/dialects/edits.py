@@ -56,32 +56,32 @@ def _cap(points: EditPoints, body: bytes, cap: int, changes: list[Change], inser
         written = written or found.name == native
     if written or not points.cap_path:
         return
-    member = b'"' + points.cap_path[-1].encode() + b'":' + digits
-    if len(points.cap_path) == 1:
+    missing = points.cap_path[points.outer_depth :]
+    member = b'"' + missing[-1].encode() + b'":' + digits
+    for name in reversed(missing[:-1]):
+        member = b'"' + name.encode() + b'":{' + member + b"}"
+    if points.outer is None:
         inserts.append(member)
     else:
-        _into(points.options, points.cap_path[0], member, body, changes, inserts)
+        changes.append(_into(points.outer, member, body))
 
 
 def _usage(points: EditPoints, body: bytes, changes: list[Change], inserts: list[bytes]) -> None:
     if points.include_usage is not None:
         changes.append((points.include_usage, b"true"))
+    elif points.stream_options is not None:
+        changes.append(_into(points.stream_options, b'"include_usage":true', body))
     else:
-        _into(points.stream_options, "stream_options", b'"include_usage":true', body, changes, inserts)
+        inserts.append(b'"stream_options":{"include_usage":true}')
 
 
-def _into(
-    span: Span | None, name: str, member: bytes, body: bytes, changes: list[Change], inserts: list[bytes]
-) -> None:
-    """Put ``member`` into the object at ``span``, or the object itself into the body."""
-    if span is None:
-        inserts.append(b'"' + name.encode() + b'":{' + member + b"}")
-    elif body[span[0] : span[0] + 1] != b"{":
-        changes.append((span, b"{" + member + b"}"))
-    else:
-        empty = not body[span[0] + 1 : span[1] - 1].strip()
-        at = span[0] + 1
-        changes.append(((at, at), member + (b"" if empty else b",")))
+def _into(span: Span, member: bytes, body: bytes) -> Change:
+    """The change that puts ``member`` into the object at ``span``, or an object in place of the null there."""
+    begin, end = span
+    if body[begin : begin + 1] != b"{":
+        return span, b"{" + member + b"}"
+    empty = not body[begin + 1 : end - 1].strip()
+    return (begin + 1, begin + 1), member + (b"" if empty else b",")
 
 
 def _apply(

@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from extproc.dialects.jsonbody import Members
-from extproc.dialects.model import BodyLimits, CapField, EditPoints, Json
+from extproc.dialects.model import BodyLimits, CapField, EditPoints, Json, Span
 from extproc.errors import BadRequest
 
 #: Largest whole number that any engine can take as a limit (int64).
 _MAX_INTEGER = 2**63 - 1
+
+#: Every name of a number of sequences per prompt (llama.cpp: n_cmpl; SGLang, TensorRT-LLM: beam_width).
+WIDTH_NAMES = ("n", "best_of", "beam_width", "n_cmpl")
+
+#: What, beside caps, must not be said twice in an object of options.
+OPTION_NAMES = frozenset({*WIDTH_NAMES, "min_tokens", "min_new_tokens", "ignore_eos", "num_ctx", "include_usage"})
 
 #: Every name of an output cap; the largest value present is the cap, because engines differ in precedence.
 CAP_NAMES = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "n_predict", "max_new_tokens")
@@ -92,21 +98,41 @@ def caps(members: Members, names: Iterable[str] = CAP_NAMES) -> tuple[CapField, 
     for name in names:
         if name in members:
             value = integer(members.get(name), members.param(name))
-            found.append(
-                CapField(members.param(name), members.spans[name], None if value is None or value < 0 else value)
-            )
+            unlimited = value is not None and value < 0
+            found.append(CapField(members.param(name), members.spans[name], None if unlimited else value, unlimited))
     return tuple(found)
 
 
 def largest(found: Iterable[CapField]) -> int | None:
-    """The cap that counts: the largest value present, None without one."""
+    """The cap that counts: the largest value present, None without one or where one of them lifts the limit."""
+    found = tuple(found)
     values = [cap.value for cap in found if cap.value is not None]
-    return max(values) if values else None
+    return max(values) if values and not any(cap.unlimited for cap in found) else None
+
+
+def width(members: Members, limits: BodyLimits) -> int:
+    """Sequences per prompt: the largest of the names that one object gives it."""
+    return max(count(members, name, limits) for name in WIDTH_NAMES)
+
+
+def options(members: Members, name: str) -> Members | None:
+    """A nested object of options, None where absent or null.
+
+    Raises:
+        BadRequest: 400 ``invalid_type``, or ``duplicate_key`` for a name that decides something.
+    """
+    nested = members.members(name)
+    if nested is None and not members.is_null(name):
+        raise BadRequest(400, "invalid_type", f"{members.param(name)} must be an object.", members.param(name))
+    if nested is not None:
+        nested.refuse_duplicates({*CAP_NAMES, *OPTION_NAMES})
+    return nested
 
 
 def edit_points(members: Members, found: tuple[CapField, ...], path: tuple[str, ...]) -> EditPoints:
     """Where edits of this body go; ``path`` leads to the dialect's own cap."""
-    stream_options = members.members("stream_options")
+    stream_options = options(members, "stream_options")
+    outer, depth = _outer(members, path)
     return EditPoints(
         start=members.start,
         empty=not members.spans,
@@ -114,7 +140,19 @@ def edit_points(members: Members, found: tuple[CapField, ...], path: tuple[str, 
         caps=found,
         cap_path=path,
         native_cap=any(cap.name == ".".join(path) for cap in found),
-        options=members.spans.get("options") if len(path) > 1 else None,
+        outer=outer,
+        outer_depth=depth,
         stream_options=members.spans.get("stream_options"),
         include_usage=stream_options.spans.get("include_usage") if stream_options else None,
     )
+
+
+def _outer(members: Members, path: tuple[str, ...]) -> tuple[Span | None, int]:
+    """The innermost value on the way to the last name of ``path``, and how many names lead to it."""
+    span: Span | None = None
+    within: Members | None = members
+    for depth, name in enumerate(path[:-1]):
+        if within is None or name not in within.spans:
+            return span, depth
+        span, within = within.spans[name], within.members(name)
+    return span, max(0, len(path) - 1)

@@ -19,7 +19,6 @@ from extproc.dialects.model import BodyLimits, Json, Span
 from extproc.errors import BadRequest
 
 _BOM = b"\xef\xbb\xbf"
-_SPACE = b" \t\n\r"
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _anything = msgspec.json.Decoder()
@@ -27,19 +26,27 @@ _anything = msgspec.json.Decoder()
 _OPEN = re.compile(rb"[ \t\n\r]*\{")
 _KEY = re.compile(rb'[ \t\n\r]*"((?:[^"\\]++|\\.)*+)"[ \t\n\r]*:[ \t\n\r]*', re.DOTALL)
 _NEXT = re.compile(rb"[ \t\n\r]*([,}])")
-#: One lexical piece of a value: a string, a bracket, or a run of anything else up to the next of those.
-_PIECE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]|[^"\[\]{},]++|,', re.DOTALL)
-#: An escaped UTF-16 surrogate; msgspec refuses a lone one, json.loads does not.
+#: An escaped UTF-16 surrogate; msgspec refuses a lone one, json does not.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+_BLANK = re.compile(r"[ \t\n\r]*")
+
+#: Bytes looked at in one step where strings are told from what is between them: bounds the memory of the step.
+_STEP = 256 * 1024
 
 
 class Members:
     """The members of one JSON object, undecoded, each with the place of its value in the body.
 
-    Construction costs one pass over the bytes; ``get`` decodes one value on demand.
+    Construction costs one pass over the bytes, and decodes what has brackets enough to be too deep; ``get`` decodes
+    the others on demand.
+
+    Raises:
+        BadRequest: 400 ``invalid_json``, ``invalid_type``, ``too_many_members`` or ``nesting_too_deep``, wherever in the
+            body that is; 413 ``too_complex``.
     """
 
-    __slots__ = ("_limits", "_path", "_raw", "_unique", "data", "spans", "start")
+    __slots__ = ("_decoded", "_limits", "_names", "_path", "_raw", "data", "spans", "start")
 
     def __init__(self, data: bytes, limits: BodyLimits, *, at: Span | None = None, path: str = "") -> None:
         self.data = data
@@ -47,7 +54,10 @@ class Members:
         self._path = path
         self.spans: dict[str, Span] = {}
         self._raw: Mapping[str, bytes | msgspec.Raw] = {}
-        self._unique = False
+        self._names: list[str] = []
+        self._decoded: dict[Span, Json] = {}
+        if at is None:
+            _refuse_crowds(data, limits)
         begin, end = at if at is not None else (len(_BOM) if data.startswith(_BOM) else 0, len(data))
         source = data if begin == 0 and end == len(data) else memoryview(data)[begin:end]
         opened = _OPEN.match(data, begin)
@@ -64,9 +74,11 @@ class Members:
             self._take_slowly(begin, end)
             return
         if len(raw) > limits.max_members:
-            raise BadRequest(400, "too_many_members", f"{self.where} has over {limits.max_members} keys.", path or None)
-        self._unique = self._take(raw)
-        if not self._unique:
+            raise self._too_many()
+        if self._take(raw):
+            self._names = list(raw)
+            self._refuse_deep()
+        else:
             self._take_slowly(begin, end)
 
     @property
@@ -80,7 +92,7 @@ class Members:
         ``fold`` compares without case, as Go's decoder (Ollama) does.
         """
         seen: set[str] = set()
-        for key in self.spans if self._unique else [key for key, _ in self._pairs()]:
+        for key in self._names:
             name = key.casefold() if fold else key
             if name in names:
                 if name in seen:
@@ -107,7 +119,8 @@ class Members:
         raw = self._raw.get(name)
         if raw is None:
             return None
-        return decode_value(raw, self._limits, self.param(name))
+        span = self.spans[name]
+        return self._decoded[span] if span in self._decoded else decode_value(raw, self._limits, self.param(name))
 
     def param(self, name: str) -> str:
         """The JSON path of a member."""
@@ -137,52 +150,61 @@ class Members:
         self._raw = raw
         return data[position - 1 : position] == b"}" or not raw
 
+    def _refuse_deep(self) -> None:
+        """Decode, and so look into, the values with enough brackets to be too deep, whether anybody reads them or not."""
+        for name, span in self.spans.items():
+            if self.data[span[0]] in b"[{" and _brackets(self.data, *span) > self._limits.max_depth:
+                self._decoded[span] = decode_value(self._raw[name], self._limits, self.param(name))
+
     def _take_slowly(self, begin: int, end: int) -> None:
-        """The same without msgspec: for bodies with duplicate keys, escaped keys or lone surrogates."""
-        text = self.data[begin:end]
+        """The same with json's scanner: for bodies with duplicate keys, escaped keys or lone surrogates."""
         try:
-            value = json.loads(text.decode("utf-8"), parse_constant=_no_constant, parse_int=str, parse_float=str)
+            pairs = list(self._scanned(self.data[begin:end].decode("utf-8"), begin))
         except RecursionError:
             raise _too_deep(self._limits, self._path or None) from None
         except (ValueError, UnicodeDecodeError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else "invalid text"
             raise BadRequest(400, "invalid_json", f"The body is not valid JSON: {reason}.") from None
-        if not isinstance(value, dict):
-            raise BadRequest(400, "invalid_type", f"{self.where} must be a JSON object.", self._path or None)
-        self.spans = dict(self._pairs())
+        self._names = [name for name, _ in pairs]
+        self.spans = dict(pairs)
         self._raw = {key: self.data[begin:end] for key, (begin, end) in self.spans.items()}
 
-    def _pairs(self) -> Iterator[tuple[str, Span]]:
-        """Every member in the order of the text, duplicates included; the text is known to be valid."""
-        position = self.start
-        while (key := _KEY.match(self.data, position)) is not None:
-            end = self._value_end(key.end())
-            yield _key_text(key.group(1)), (key.end(), end)
-            follow = _NEXT.match(self.data, end)
-            if follow is None or follow.group(1) == b"}":
-                return
-            position = follow.end()
+    def _scanned(self, text: str, offset: int) -> Iterator[tuple[str, Span]]:
+        """Every member in the order of the text, duplicates included; the text begins ``offset`` bytes into the body."""
+        at = _blank(text, 0)
+        if text[at : at + 1] != "{":
+            json.JSONDecoder(parse_constant=_no_constant, parse_int=str).decode(text)
+            raise BadRequest(400, "invalid_type", f"{self.where} must be a JSON object.", self._path or None)
+        narrow = text.isascii()
+        seen, place, found = 0, offset, 0
 
-    def _value_end(self, position: int) -> int:
-        depth = 0
-        while True:
-            piece = _PIECE.match(self.data, position)
-            if piece is None:
-                return position
-            first = self.data[position]
-            if first in b"[{":
-                depth += 1
-            elif first in b"]}":
-                depth -= 1
-                if depth < 0:
-                    return position
-            elif first == 0x2C and depth == 0:
-                return position
-            position = piece.end()
-            if depth == 0:
-                if first in b'"]}':
-                    return position
-                return position - (len(piece.group()) - len(piece.group().rstrip(_SPACE)))
+        def byte(index: int) -> int:
+            # Asked in the order of the text, so that each character is measured once.
+            nonlocal seen, place
+            place += index - seen if narrow else len(text[seen:index].encode("utf-8"))
+            seen = index
+            return place
+
+        at = _blank(text, at + 1)
+        more = text[at : at + 1] != "}"
+        while more:
+            name, at = _key(text, at)
+            value, after = _scanner.raw_decode(text, at)
+            found += 1
+            if found > self._limits.max_members:
+                raise self._too_many()
+            if type(value) is dict or type(value) is list:
+                check_depth(value, self._limits, self.param(name))
+            yield name, (byte(at), byte(after))
+            at = _blank(text, after)
+            more = text[at : at + 1] == ","
+            at = _blank(text, at + 1) if more else at
+        if text[at : at + 1] != "}" or _blank(text, at + 1) != len(text):
+            raise json.JSONDecodeError("Expecting ',' or the end", text, at)
+
+    def _too_many(self) -> BadRequest:
+        limit = self._limits.max_members
+        return BadRequest(400, "too_many_members", f"{self.where} has over {limit} keys.", self._path or None)
 
 
 def decode_value(raw: bytes | msgspec.Raw, limits: BodyLimits, param: str | None) -> Json:
@@ -229,6 +251,46 @@ def check_depth(root: Json, limits: BodyLimits, param: str | None) -> None:
         ]
 
 
+def values_of(data: bytes, enough: int) -> int:
+    """Most JSON values in a text: commas and opening brackets outside its strings.
+
+    Counting ends above ``enough``. Where commas and brackets within strings count too and still make no more than that,
+    their sum is the answer.
+    """
+    rough = _values(data)
+    if rough <= enough:
+        return rough
+    # Without escaped quotes every quote begins or ends a string.
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    found = inside = 0
+    for start in range(0, len(plain), _STEP):
+        pieces = plain[start : start + _STEP].split(b'"')
+        found += _values(b"".join(pieces[inside::2]))
+        inside ^= len(pieces) - 1 & 1
+        if found > enough:
+            break
+    return found
+
+
+def _values(data: bytes) -> int:
+    return data.count(b",") + _brackets(data, 0, len(data))
+
+
+def _brackets(data: bytes, begin: int, end: int) -> int:
+    return data.count(b"[", begin, end) + data.count(b"{", begin, end)
+
+
+def _refuse_crowds(data: bytes, limits: BodyLimits) -> None:
+    """413 ``too_complex`` before anything is decoded: a value costs a hundred bytes of memory and a microsecond."""
+    if len(data) > limits.max_values < values_of(data, limits.max_values):
+        raise too_complex(f"The body holds over {limits.max_values} JSON values.")
+
+
+def too_complex(message: str) -> BadRequest:
+    """The refusal of a body that costs too much to read."""
+    return BadRequest(413, "too_complex", message)
+
+
 def _too_deep(limits: BodyLimits, param: str | None) -> BadRequest:
     return BadRequest(400, "nesting_too_deep", f"The JSON nests deeper than {limits.max_depth} levels.", param)
 
@@ -240,6 +302,26 @@ def _no_constant(name: str) -> NoReturn:
 def _opaque_int(digits: str) -> int | float:
     """Integers of any length: beyond what a counter can use they only have to survive."""
     return int(digits) if len(digits) < 400 else float("inf")
+
+
+_scanner = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_float=str)
+
+
+def _blank(text: str, at: int) -> int:
+    """Behind the blanks at ``at``."""
+    found = _BLANK.match(text, at)
+    return found.end() if found else at
+
+
+def _key(text: str, at: int) -> tuple[str, int]:
+    """A key and where its value begins. Raises JSONDecodeError."""
+    if text[at : at + 1] != '"':
+        raise json.JSONDecodeError("Expecting a key in double quotes", text, at)
+    name, at = _scanner.raw_decode(text, at)
+    at = _blank(text, at)
+    if text[at : at + 1] != ":":
+        raise json.JSONDecodeError("Expecting ':'", text, at)
+    return name, _blank(text, at + 1)
 
 
 def _key_text(raw: bytes) -> str:

@@ -26,7 +26,7 @@ class BodyLimits:
 
     ``max_bytes`` holds for the body as sent and as decompressed; ``max_ratio`` (decompressed over
     compressed) counts once the output passes ``ratio_floor_bytes``; ``max_window_bytes`` is the zstd window
-    (memory) that a frame may ask for; ``max_depth`` the nesting of JSON values; ``max_members`` the keys of an object whose places are kept; ``max_schema_bytes`` and
+    (memory) that a frame may ask for; ``max_depth`` the nesting of JSON values; ``max_values`` the values of the whole body; ``max_members`` the keys of an object whose places are kept; ``max_schema_bytes`` and
     ``max_schema_unions`` guard the output grammar (engines compile it without a time limit);
     ``max_sequences`` is vLLM's own limit on n.
     """
@@ -36,6 +36,7 @@ class BodyLimits:
     ratio_floor_bytes: int = 1024 * 1024
     max_window_bytes: int = 32 * 1024 * 1024
     max_depth: int = 96
+    max_values: int = 2_000_000
     max_members: int = 1_000
     max_schema_bytes: int = 256 * 1024
     max_schema_unions: int = 6
@@ -66,7 +67,8 @@ class ChatPrompt:
     ``messages`` follow the OpenAI form (role, content as string or list of parts, tool_calls …) whatever
     the client's dialect was; ``tools`` likewise. ``kwargs`` are the template's extra variables.
     ``merge_system`` says that system messages may stand anywhere (Anthropic) and are joined into the first
-    where a template insists on that. Images are part of ``messages`` only as ``{"type": "image"}`` parts without data.
+    where a template insists on that. ``template`` is one that the client sends, which is never rendered, "" where the
+    engine makes messages of the body by code that nobody follows here: no count of these is exact. Images are part of ``messages`` only as ``{"type": "image"}`` parts without data.
     """
 
     messages: list[dict[str, Json]]
@@ -103,11 +105,15 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 @dataclass(frozen=True, slots=True)
 class CapField:
-    """One output cap found in the body: its JSON path, the place of its value and what it says (None: no cap)."""
+    """One output cap found in the body: its JSON path, the place of its value and what it says (None: no cap).
+
+    ``unlimited`` tells a number that lifts every limit (-1) from null, which says nothing.
+    """
 
     name: str
     span: Span
     value: int | None
+    unlimited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,8 @@ class EditPoints:
     ``start`` is the offset behind the opening brace; ``empty`` says that the object has no members.
     ``model`` spans the top-level value including its quotes. ``caps`` are all caps present; ``cap_path`` is
     where the dialect's own cap is inserted if ``native_cap`` is False: ("max_tokens",) or
-    ("options", "num_predict"). ``options`` and ``stream_options`` span those objects' values.
+    ("options", "num_predict"). ``outer`` spans the innermost value along that path which the body has, and
+    ``outer_depth`` is how many names lead to it. ``stream_options`` spans that object's value.
     """
 
     start: int
@@ -126,7 +133,8 @@ class EditPoints:
     caps: tuple[CapField, ...] = ()
     cap_path: tuple[str, ...] = ()
     native_cap: bool = False
-    options: Span | None = None
+    outer: Span | None = None
+    outer_depth: int = 0
     stream_options: Span | None = None
     include_usage: Span | None = None
 
@@ -139,6 +147,8 @@ class InferenceRequest:
     ``max_output_tokens`` is the largest cap named, None without one, 0 where nothing is generated.
     ``min_output_tokens`` is what the engine is forced to produce (min_tokens; the cap with ignore_eos).
     ``unknown_parts`` counts content parts of types we do not know; each is charged a configured amount.
+    ``hidden`` counts texts of the prompt that the body does not show: earlier turns that the engine keeps, stored
+    prompts, what a client's own template may add.
     ``prompt_logprobs`` is how many log-probabilities the engine keeps for each input token; negative: of the whole
     vocabulary. ``prefill`` says that the last message is an assistant's to be continued. ``context_tokens`` is a context
     length that the request itself asks the engine for (Ollama's num_ctx), None otherwise; ``context_ids`` the
@@ -159,6 +169,7 @@ class InferenceRequest:
     images: tuple[ImageInput, ...] = ()
     picture_tokens_asked: int = 0
     unknown_parts: int = 0
+    hidden: int = 0
     reserve: bool = True
     has_tools: bool = False
     include_usage_asked: bool = False

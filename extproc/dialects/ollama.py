@@ -8,14 +8,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from extproc.dialects import fields
+from extproc.dialects import fields, schemas
 from extproc.dialects.content import Gathered, clean, image_of
 from extproc.dialects.jsonbody import Members
 from extproc.dialects.model import BodyLimits, ChatPrompt, InferenceRequest, Json, Prompt, Route, TextPrompt
-from extproc.dialects.openai import guard_schema, pooled, prompts_of
+from extproc.dialects.openai import pooled, prompts_of, with_template
 from extproc.errors import BadRequest
 
 _CAP_PATH = ("options", "num_predict")
+
+#: Keys of one level that Go's decoder folds, and what it folds below them; maps (arguments, properties) keep theirs.
+_Keys = dict[str, "_Keys | None"]
+_CALL: _Keys = {"id": None, "type": None, "function": {"index": None, "name": None, "arguments": None}}
+_MESSAGE: _Keys = {
+    **dict.fromkeys(("role", "content", "thinking", "images", "tool_name", "tool_call_id")),
+    "tool_calls": _CALL,
+}
+_TOOL: _Keys = {
+    "type": None,
+    "items": None,
+    "function": {
+        "name": None,
+        "description": None,
+        "parameters": dict.fromkeys(("type", "$defs", "items", "required", "properties")),
+    },
+}
 
 
 def chat(members: Members, route: Route, limits: BodyLimits) -> InferenceRequest:
@@ -25,8 +42,9 @@ def chat(members: Members, route: Route, limits: BodyLimits) -> InferenceRequest
     for index, message in enumerate(fields.listing(members.get("messages"), "messages")):
         if type(message) is not dict:
             raise BadRequest(400, "invalid_type", f"messages[{index}] must be an object.", f"messages[{index}]")
-        messages.append(_message(message, gathered))
-    tools = fields.listing(members.get("tools"), "tools")
+        messages.append(_message(folded(message, _MESSAGE, f"messages[{index}]"), gathered))
+    given = fields.listing(members.get("tools"), "tools")
+    tools = [folded(tool, _TOOL, f"tools[{index}]") for index, tool in enumerate(given)]
     prompt = ChatPrompt(messages=messages, tools=tools or None, kwargs=_think(members))
     prefill = bool(messages) and messages[-1].get("role") == "assistant"
     request = _generation(members, route, limits, gathered, (prompt,), empty=not messages)
@@ -41,13 +59,17 @@ def generate(members: Members, route: Route, limits: BodyLimits) -> InferenceReq
     suffix = fields.text(members, "suffix")
     pictures = _pictures(members.get("images"), gathered)
     context = fields.listing(members.get("context"), "context")
+    template = fields.text(members, "template")
     shape: Prompt
     if fields.flag(members, "raw") or suffix is not None or context:
-        shape = TextPrompt(tuple(text for text in (system, prompt, suffix) if text))
+        shape = TextPrompt(tuple(text for text in (system, template, prompt, suffix) if text))
+        if template is not None and "{" in template:
+            gathered.hide("chat_template_in_request")
     else:
         parts = [*pictures, {"type": "text", "text": prompt}] if pictures else prompt
         head = [{"role": "system", "content": system}] if system else []
         shape = ChatPrompt([*head, {"role": "user", "content": parts}], kwargs=_think(members))
+        shape = with_template(shape, template, gathered)
     empty = not prompt and not suffix and not pictures
     request = _generation(members, route, limits, gathered, (shape,), empty=empty)
     return replace(request, context_ids=len(context))
@@ -59,7 +81,30 @@ def embed(members: Members, route: Route, limits: BodyLimits) -> InferenceReques
     value = members.get(name)
     if value is None or value in ("", []):
         return replace(pooled(members, route, Gathered(), ()), reserve=False)
-    return pooled(members, route, Gathered(), prompts_of(value, name))
+    gathered = Gathered()
+    return pooled(members, route, gathered, prompts_of(value, name, gathered))
+
+
+def folded(value: Json, keys: _Keys, param: str) -> Json:
+    """``value`` with the keys that Go's decoder compares without case spelled as it spells them, below it too.
+
+    Raises:
+        BadRequest: 400 ``duplicate_key`` where two keys fold to one.
+    """
+    if type(value) is list:
+        return [folded(item, keys, param) for item in value]
+    if type(value) is not dict:
+        return value
+    out: dict[str, Json] = {}
+    for key, inner in value.items():
+        name = key if key in keys else key.casefold()
+        if name not in keys:
+            name = key
+        if name in out:
+            raise BadRequest(400, "duplicate_key", f"The key {param}.{name} occurs more than once.", f"{param}.{name}")
+        below = keys.get(name)
+        out[name] = inner if below is None else folded(inner, below, f"{param}.{name}")
+    return out
 
 
 def _generation(
@@ -71,13 +116,10 @@ def _generation(
     *,
     empty: bool,
 ) -> InferenceRequest:
-    options = members.members("options")
-    if options is None and not members.is_null("options"):
-        raise BadRequest(400, "invalid_type", "options must be an object.", "options")
+    options = fields.options(members, "options")
     caps = fields.caps(members)
     context_tokens = None
     if options is not None:
-        options.refuse_duplicates((*fields.CAP_NAMES, "num_ctx"))
         caps += fields.caps(options)
         context_tokens = fields.integer(options.get("num_ctx"), "options.num_ctx")
     return InferenceRequest(
@@ -90,10 +132,11 @@ def _generation(
         max_output_tokens=0 if empty else fields.largest(caps),
         images=tuple(gathered.images),
         unknown_parts=gathered.unknown_parts,
+        hidden=gathered.hidden,
         reserve=not empty,
         include_usage_asked=True,
         context_tokens=context_tokens,
-        schema_bytes=guard_schema(members, "format", limits),
+        schema_bytes=schemas.guard(members, limits),
         warnings=tuple(gathered.warnings),
         body_bytes=len(members.data),
         edit=fields.edit_points(members, caps, _CAP_PATH),

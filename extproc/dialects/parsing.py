@@ -34,18 +34,30 @@ READERS: dict[str, Reader] = {
     "vllm.classify": openai.embeddings,
     "llamacpp.completion": native.completion,
     "llamacpp.infill": native.infill,
+    "vllm.generative_scoring": native.pairs,
     "llamacpp.embedding": openai.embeddings,
     "engine.generate": native.generate,
+    "sglang.vertex": native.vertex,
+    "cohere.chat": openai.cohere_chat,
+    "cohere.embed": openai.cohere_embed,
 }
 #: Body member -> dialect, for endpoints that take any of several bodies (SageMaker's /invocations, Vertex').
 _SHAPES = {
     "messages": "openai.chat",
+    "instances": "sglang.vertex",
     "prompt": "openai.completions",
+    "prompt_embeds": "openai.completions",
     "input": "openai.embeddings",
     "query": "vllm.rerank",
     "text_1": "vllm.score",
+    "queries": "vllm.score",
+    "data_1": "vllm.score",
+    "data": "vllm.pooling",
     "inputs": "engine.generate",
     "text": "engine.generate",
+    "input_ids": "engine.generate",
+    "input_embeds": "engine.generate",
+    "token_ids": "engine.generate",
 }
 
 #: Dialects whose engine compares keys without case (Go's encoding/json).

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 
 from extproc.dialects import fields
-from extproc.dialects.content import Gathered, clean, kind_of, strings_of
+from extproc.dialects.content import Gathered, clean, kind_of, strings_of, text_beside
 from extproc.dialects.jsonbody import Members
 from extproc.dialects.model import BodyLimits, ChatPrompt, InferenceRequest, Json, Route
-from extproc.dialects.openai import generation, guard_schema
+from extproc.dialects.openai import generation, with_template
 from extproc.errors import BadRequest
 
 Message = dict[str, Json]
@@ -32,6 +32,7 @@ def responses(members: Members, route: Route, limits: BodyLimits) -> InferenceRe
         messages.append({"role": "system", "content": instructions})
     elif type(instructions) is list:
         _items(instructions, messages, gathered)
+    messages += _previous(members.get("previous_input_messages"), gathered)
     given = members.get("input")
     if type(given) is str:
         messages.append({"role": "user", "content": clean(given, gathered)})
@@ -39,8 +40,7 @@ def responses(members: Members, route: Route, limits: BodyLimits) -> InferenceRe
         _items(given, messages, gathered)
     elif given is not None:
         raise BadRequest(400, "invalid_type", "input must be text or a list of items.", "input")
-    if not members.is_null("previous_response_id"):
-        gathered.warn("previous_response_not_counted")
+    _hidden(members, gathered)
     tools = [_tool(tool) for tool in _flat_tools(fields.listing(members.get("tools"), "tools"))]
     last = given[-1] if type(given) is list and given else None
     continues = type(last) is dict and last.get("status") in ("in_progress", "incomplete") and _is_message(last)
@@ -56,12 +56,31 @@ def responses(members: Members, route: Route, limits: BodyLimits) -> InferenceRe
         route,
         limits,
         gathered,
-        (prompt,),
-        has_tools=bool(tools),
+        (with_template(prompt, fields.text(members, "chat_template"), gathered),),
+        tools=tools,
         prefill=continues,
-        schema_bytes=guard_schema(members, "text", limits),
         cap_path=("max_output_tokens",),
     )
+
+
+def _hidden(members: Members, gathered: Gathered) -> None:
+    """What the prompt holds beside this body: earlier turns and stored prompts that the engine knows by their ids."""
+    if not members.is_null("previous_response_id"):
+        gathered.hide("previous_response_not_counted")
+    if not members.is_null("conversation"):
+        gathered.hide("conversation_not_counted")
+    stored = members.get("prompt")
+    if type(stored) is dict:
+        gathered.hide("stored_prompt_not_counted")
+
+
+def _previous(given: Json, gathered: Gathered) -> list[Message]:
+    """vLLM's ``previous_input_messages``, in a form of its own (Harmony's): their text, and never an exact count."""
+    if given is None:
+        return []
+    gathered.unknown_parts += 1
+    gathered.warn("unknown_input_item")
+    return [{"role": "user", "content": strings_of(item, gathered)} for item in fields.listing(given, "input")]
 
 
 def _is_message(item: Message) -> bool:
@@ -121,15 +140,23 @@ def _item(item: Message, previous: Message | None, gathered: Gathered) -> Messag
     if kind in _OUTPUTS:
         return {"role": "tool", "content": clean(item.get("output"), gathered), "tool_call_id": item.get("call_id")}
     if "role" not in item:
-        gathered.warn("unknown_input_item")
-        gathered.unknown_parts += 1
-        return {"role": "user", "content": strings_of(item, gathered)}
+        return _unknown(item, gathered)
     content = clean(item.get("content"), gathered)
     if item["role"] != "assistant":
         return {"role": item["role"], "content": content}
     if type(content) is list and len(content) == 1 and type(content[0]) is dict and "text" in content[0]:
         content = content[0]["text"]
     return _joined(previous, "content", content)
+
+
+def _unknown(item: Message, gathered: Gathered) -> Message:
+    """An item of a type we do not know, charged once; a compaction stands for turns that nobody here can read."""
+    unknown, images = gathered.unknown_parts, len(gathered.images)
+    text = text_beside(item, gathered)
+    if len(gathered.images) == images:
+        gathered.unknown_parts = unknown + 1
+        gathered.warn("unknown_input_item")
+    return {"role": "user", "content": text}
 
 
 def _joined(previous: Message | None, name: str, value: Json) -> Message | None:

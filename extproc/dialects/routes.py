@@ -6,6 +6,7 @@ because the engines' servers undo it too: an encoded letter must not turn infere
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from urllib.parse import unquote
 
 from extproc.dialects.model import Route
@@ -41,12 +42,20 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("score",): Route("vllm.score", "score", "inference"),
     ("pooling",): Route("vllm.pooling", "embeddings", "inference"),
     ("classify",): Route("vllm.classify", "classify", "inference"),
+    ("generative_scoring",): Route("vllm.generative_scoring", "score", "inference"),
+    ("v2", "chat"): Route("cohere.chat", "chat", "inference"),
+    ("v2", "embed"): Route("cohere.embed", "embeddings", "inference"),
     ("tokenize",): Route("engine.tokenize", "count_tokens", "control"),
     ("detokenize",): Route("engine.control", None, "control"),
     ("apply-template",): Route("engine.control", None, "control"),
+    ("ping",): Route("engine.control", None, "control"),
+    ("api", "show"): Route("ollama.control", None, "control"),
+}
+
+#: Last path segments of what is only read: these are control calls by GET, unknown paths by anything that changes.
+READ: dict[tuple[str, ...], Route] = {
     ("models",): Route("openai.control", None, "control"),
     ("health",): Route("engine.control", None, "control"),
-    ("ping",): Route("engine.control", None, "control"),
     ("version",): Route("engine.control", None, "control"),
     ("metrics",): Route("engine.control", None, "control"),
     ("load",): Route("engine.control", None, "control"),
@@ -54,16 +63,24 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("slots",): Route("engine.control", None, "control"),
     ("api", "tags"): Route("ollama.control", None, "control"),
     ("api", "ps"): Route("ollama.control", None, "control"),
-    ("api", "show"): Route("ollama.control", None, "control"),
     ("api", "version"): Route("ollama.control", None, "control"),
 }
-_LONGEST = max(map(len, ROUTES))
 
-#: Routes with sub-resources named by an id: GET and cancel calls on them are control calls.
-_RESOURCES = {"responses": "openai.control", "models": "openai.control"}
+#: Resources named by ids ("*") in the path; a model's id may have a slash in it.
+_RESOURCES = (("models", "*"), ("models", "*", "*"), ("responses", "*"), ("responses", "*", "input_items"))
+
+#: Calls by POST on one of these.
+_ACTIONS = (("responses", "*", "cancel"),)
+
+_RESOURCE = Route("openai.control", None, "control")
+
+_LONGEST = 2
 
 #: Methods that carry inference.
 _INFERENCE_METHODS = frozenset({"POST", "PUT"})
+
+#: Methods that read or take away what is there already, and name it in the path.
+_PLAIN_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 
 
 def recognise(head: RequestHead) -> Route:
@@ -73,18 +90,27 @@ def recognise(head: RequestHead) -> Route:
     a request past its reservation. A body on an inference path that is no JSON is refused as such.
     """
     segments = [part for part in unquote(head.path).split("/") if part]
-    route = _by_suffix(segments)
-    if route.kind == "inference" and head.method.upper() not in _INFERENCE_METHODS:
-        return Route(route.dialect, None, "control")
-    return route
+    method = head.method.upper()
+    route = _by_suffix(segments, ROUTES)
+    if route is not None:
+        runs = route.kind == "inference" and method in _INFERENCE_METHODS
+        return route if runs or route.kind == "control" else Route(route.dialect, None, "control")
+    if method in _PLAIN_METHODS:
+        return _by_suffix(segments, READ) or _named(segments, _RESOURCES)
+    return _named(segments, _ACTIONS if method == "POST" else ())
 
 
-def _by_suffix(segments: list[str]) -> Route:
+def _by_suffix(segments: list[str], table: Mapping[tuple[str, ...], Route]) -> Route | None:
     for length in range(min(_LONGEST, len(segments)), 0, -1):
-        route = ROUTES.get(tuple(segments[-length:]))
+        route = table.get(tuple(segments[-length:]))
         if route is not None:
             return route
-    for name, dialect in _RESOURCES.items():
-        if name in segments:
-            return Route(dialect, None, "control")
+    return None
+
+
+def _named(segments: list[str], patterns: Iterable[tuple[str, ...]]) -> Route:
+    for pattern in patterns:
+        last = segments[-len(pattern) :]
+        if len(last) == len(pattern) and all(p in ("*", s) for p, s in zip(pattern, last, strict=True)):
+            return _RESOURCE
     return UNKNOWN

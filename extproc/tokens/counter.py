@@ -26,6 +26,9 @@ from extproc.types import TokenCount
 #: Charge for a content part that we do not know (audio, video, documents): a page or two of text.
 UNKNOWN_PART_TOKENS = 2048
 
+#: Charge for text of the prompt that the body does not show (earlier turns by their id): a long conversation.
+HIDDEN_TOKENS = 32_768
+
 #: A string counted alone may merge otherwise where a template puts its marks beside it: tokens allowed for its two ends.
 JUNCTION_TOKENS = 4
 
@@ -118,15 +121,16 @@ class PromptCounter:
         elif pictures:
             pictures -= pads
         counts[0] += others + (most if pictures is None else pictures)
-        exact = pictures is not None and not request.unknown_parts and all(part.exact for part in counted)
-        return TokenCount(tuple(counts), "exact" if exact else "bound")
+        unseen = request.unknown_parts or request.hidden
+        exact = pictures is not None and not unseen and all(part.exact for part in counted)
+        return TokenCount(tuple(counts), "exact" if exact else "bound", hidden_tokens=HIDDEN_TOKENS * request.hidden)
 
     def bound(self, request: InferenceRequest) -> TokenCount:
         """A count that no tokenizer exceeds, in time proportional to the text and without native code."""
         measure = bounds.TextBounds()
         counts = [bounds.prompt_bound(prompt, self.overhead, measure) for prompt in request.prompts] or [0]
         counts[0] += self._others(request) + self.pictures.most(request)
-        return TokenCount(tuple(counts), "bound")
+        return TokenCount(tuple(counts), "bound", hidden_tokens=HIDDEN_TOKENS * request.hidden)
 
     def _counted(
         self,
@@ -191,8 +195,8 @@ class PromptCounter:
         )
 
     def _others(self, request: InferenceRequest) -> int:
-        """Tokens of unknown parts and of an earlier context."""
-        return self.unknown_part_tokens * request.unknown_parts + request.context_ids
+        """Tokens of unknown parts, of an earlier context, and of what the body does not show."""
+        return self.unknown_part_tokens * request.unknown_parts + request.context_ids + HIDDEN_TOKENS * request.hidden
 
 
 def _otherwise(prompt: ChatPrompt) -> int:

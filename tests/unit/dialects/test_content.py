@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from extproc.dialects.content import Gathered, clean, is_data_uri, looks_like_data
+from extproc.dialects.content import Gathered, clean, is_data_uri, is_picture
 from extproc.types import ImageInput
 from tests.unit.dialects.asking import chat_prompt, request
 
@@ -119,22 +119,80 @@ def test_an_object_in_place_of_a_list_is_one_part() -> None:
     ("text", "expected"),
     [
         (PNG, True),
-        (URI, True),
+        (PNG.rstrip("="), True),
+        (PNG[:120], False),
+        (PNG[:400] + "\n" + PNG[400:], False),
+        (PNG + " and words", False),
+        ("iVBORw0KGgo" + "A" * 400, False),
+        ("/9j/" + "prose" * 400, False),
+        ("\n".join(f"{number:064x}" for number in range(2000)), False),
+        (f"{7**2000:x}", False),
+        (URI, False),
         ("a" * 5000, False),
-        ("1234" * 100, False),
-        ("two words " * 60, False),
-        ("short", False),
     ],
 )
-def test_what_looks_like_data(text: str, expected: bool) -> None:
-    """Base64 of real data is told from runs of letters, digits and prose."""
-    assert looks_like_data(text) is expected
+def test_bare_base64_is_a_picture_only_where_it_proves_to_be(text: str, expected: bool) -> None:
+    """First bytes, a size, and nothing but base64 on one line: checksums, keys and prose are text."""
+    assert is_picture(text) is expected
 
 
-@pytest.mark.parametrize("text", ["data:text/plain,hello", "data: not a uri", "see data:image/png;base64,AAAA"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data:text/plain,hello",
+        "data: not a uri",
+        "see data:image/png;base64,AAAA",
+        "data:a;base64,AAAA",
+        "data:;base64,AAAA",
+        "data:image/png;base64," + "\u6f22\u5b57" * 2000,
+        "data:image/png;base64," + "AAAA" * 100 + " and then a story",
+        "data:image/png;base64," + "AAAA\n" * 100,
+        "data:image/png;base64,AAAA====",
+        "data:ima ge/png;base64,AAAA",
+        "data:image/png;x;base64,AAAA",
+    ],
+)
 def test_what_is_no_data_uri(text: str) -> None:
-    """Only a whole base64 data URI is one."""
+    """A media type and base64 to the end; anything else is text and counts as such."""
     assert not is_data_uri(text)
+    content, gathered = cleaned([{"type": "text", "text": text}])
+    assert content[0]["text"] == text
+    assert (gathered.images, gathered.unknown_parts) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data:image/svg+xml;charset=utf-8;base64,AAAA",
+        "data:application/pdf;base64,JVBERi0x",
+        "data:text/plain;base64,-_==",
+    ],
+)
+def test_what_is_a_data_uri(text: str) -> None:
+    """Parameters and both alphabets of base64 belong to it."""
+    assert is_data_uri(text)
+
+
+WAV = "UklGRiQAAABXQVZFZm10IBAAAAABAAEA" + "AB+9" * 300
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}},
+        {"type": "audio_url", "audio_url": {"url": "https://example.test/a.wav"}},
+        {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64," + WAV}},
+        {"type": "video_url", "video_url": {"url": "data:video/mp4;base64," + WAV}},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0x"}},
+        {"type": "input_file", "file_data": "JVBERi0x" * 200, "filename": "a.pdf"},
+        {"type": "hologram", "payload": "data:model/gltf;base64,AAAA"},
+    ],
+)
+def test_sound_film_and_files_are_one_unknown_part(part: dict[str, Any]) -> None:
+    """Charged once, no picture, and nothing of the data is text."""
+    content, gathered = cleaned([part])
+    assert (gathered.images, gathered.unknown_parts) == ([], 1)
+    assert content == [{"type": "text", "text": ""}]
 
 
 def test_pictures_in_tool_results_of_both_apis() -> None:

@@ -31,11 +31,13 @@ def chat(**fields: Any) -> dict[str, Any]:
         ({"max_output_tokens": 7}, 7),
         ({"num_predict": 9, "max_tokens": 3}, 9),
         ({"n_predict": -1}, None),
-        ({"max_tokens": 5, "n_predict": -1}, 5),
+        ({"max_tokens": 5, "n_predict": -1}, None),
+        ({"max_tokens": -1, "max_completion_tokens": 100}, None),
+        ({"max_tokens": None, "max_completion_tokens": 100}, 100),
     ],
 )
 def test_the_largest_cap_named_counts(fields: dict[str, Any], cap: int | None) -> None:
-    """Engines differ in precedence, so the largest of the names present is the cap; null and -1 are none."""
+    """Engines differ in precedence, so the largest of the names present is the cap; null says nothing, and -1 lifts the limit."""
     assert request(CHAT, chat(**fields)).max_output_tokens == cap
 
 
@@ -148,7 +150,7 @@ def test_the_prompt_shapes(prompt: Any, lengths: list[int | None]) -> None:
     assert [p.length if isinstance(p, TokenPrompt) else None for p in prompts] == lengths
 
 
-@pytest.mark.parametrize("prompt", [None, 5, {}, [], [1, "a"], [[1, "a"]], [1, True], [{}]])
+@pytest.mark.parametrize("prompt", [None, 5, [], [1, [2]], [[1, None]], [1, True], [None], {"prompt_string": 5}])
 def test_other_prompt_shapes_are_400(prompt: Any) -> None:
     """A prompt that cannot be counted is refused with its place."""
     error = refusal(COMPLETIONS, {"prompt": prompt})
