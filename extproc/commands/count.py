@@ -122,7 +122,8 @@ def _word(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, list):
         return ", ".join(_image(each) if isinstance(each, dict) else str(each) for each in value) or "none"
-    return str(value)
+    # A client's string stays on its line: no terminal shows a lone surrogate, and some obey a control character.
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
 
 
 def _image(image: dict[str, object]) -> str:

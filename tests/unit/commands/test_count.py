@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +108,36 @@ def test_people_get_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert "sequences          3\n" in out
     assert "stream             false\n" in out
     assert "images             none\n" in out
+
+
+@pytest.mark.parametrize("model", ["a\\ud83d", "a\\nb", "a\\u001b[31m"])
+def test_what_no_terminal_shows_is_escaped(model: str, tmp_path: Path) -> None:
+    """A lone surrogate, a line break, an escape sequence in a client's string: one line, in any encoding, and no traceback."""
+    body = tmp_path / "body.json"
+    body.write_text('{"model":"' + model + '","messages":[],"n":3}')
+    for encoding in ("utf-8", "ascii"):
+        done = subprocess.run(
+            [sys.executable, "-m", "extproc.cli", "count", str(body), "--path", CHAT],
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            capture_output=True,
+            check=False,
+        )
+        lines = done.stdout.decode("ascii").splitlines()
+        assert (done.returncode, done.stderr) == (0, b"")
+        shown = next(line.split(maxsplit=1)[1] for line in lines if line.startswith("model"))
+        assert json.loads(f'"{model}"') == shown.encode("ascii").decode("unicode_escape")
+        assert len(lines) == 14
+
+
+def test_a_refusal_that_quotes_the_client_is_one_line(tmp_path: Path) -> None:
+    """On standard error too."""
+    body = tmp_path / "body.json"
+    body.write_text('{"messages":[{"role":"user","content":"x","Content":"\\ud83d"}],"\\ud83d":1}')
+    done = subprocess.run(
+        [sys.executable, "-m", "extproc.cli", "count", str(body), "--path", "/api/chat/\udcff/../api/chat"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert len(done.stderr.decode("ascii").splitlines()) == 1

@@ -82,6 +82,61 @@ def test_no_content_type_carries_a_request_past_its_reservation(content_type: st
     assert route("/v1/chat/completions", content_type=content_type)[1] == "inference"
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v2/models/m/infer"),
+        ("POST", "/v1/models/m/versions/1/infer"),
+        ("POST", "/models/load"),
+        ("POST", "/v1/models"),
+        ("GET", "/v2/models/m/versions/1/stats"),
+        ("POST", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/anything"),
+        ("PUT", "/v1/responses/resp_1/cancel"),
+        ("POST", "/props"),
+        ("POST", "/slots"),
+        ("POST", "/metrics"),
+        ("POST", "/v1/systemone"),
+        ("POST", "/v1/embed"),
+        ("POST", "/api/pull"),
+    ],
+)
+def test_what_changes_or_runs_something_unknown_is_unknown(method: str, path: str) -> None:
+    """A segment that we know does not make a control call of whatever stands behind it: unknownPaths decides."""
+    assert route(path, method) == (None, "unknown")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/models/org/name"),
+        ("DELETE", "/v1/models/m"),
+        ("DELETE", "/v1/responses/resp_1"),
+        ("GET", "/v1/responses/resp_1/input_items"),
+        ("HEAD", "/health"),
+        ("POST", "/ping"),
+        ("GET", "/v1/models/responses"),
+    ],
+)
+def test_resources_are_read_by_their_ids(method: str, path: str) -> None:
+    """What names an id and only reads or removes is a control call."""
+    assert route(path, method)[1] == "control"
+
+
+@pytest.mark.parametrize(
+    ("path", "dialect"),
+    [
+        ("/cohere/v2/chat", "cohere.chat"),
+        ("/v2/embed", "cohere.embed"),
+        ("/generative_scoring", "vllm.generative_scoring"),
+        ("/inference/v1/generate", "engine.generate"),
+    ],
+)
+def test_engines_other_routes_are_inference(path: str, dialect: str) -> None:
+    """They run the model, so they take reservations."""
+    assert route(path) == (dialect, "inference")
+
+
 def test_every_inference_dialect_has_a_reader() -> None:
     """A route without a reader would be a fault at the first request."""
     assert {r.dialect for r in ROUTES.values() if r.kind == "inference"} - {"engine.any"} <= set(READERS)
