@@ -77,7 +77,7 @@ class Admission:
         self._ledger = ledger
         self._holding = holding
         self._clock_s = clock_s
-        self._limits = BodyLimits(max_bytes=config.serve.max_body_bytes)
+        self._limits = BodyLimits(max_bytes=config.serve.max_body_bytes, max_values=config.serve.max_body_values)
         self._crowded_until_s = -1.0
         self._digest_key = hashlib.blake2b(config.ledger.pool.encode(), digest_size=16).digest()
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from extproc.config import load
-from extproc.config.models import Config
+from extproc.config.models import Config, Serve
 from extproc.counting import Counting
 from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
 from extproc.errors import BadRequest
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.body}: cannot be read ({error.strerror}); name a file or - for stdin", file=sys.stderr)
         return 1
     config = load(args.config) if args.config else None
-    limits = BodyLimits(max_bytes=config.serve.max_body_bytes) if config else BodyLimits()
+    serve = config.serve if config else Serve()
+    limits = BodyLimits(max_bytes=serve.max_body_bytes, max_values=serve.max_body_values)
     head = RequestHead(args.method.upper(), args.path.partition("?")[0], headers)
     try:
         parsed = parse(head, body, limits)

@@ -77,6 +77,7 @@ class Serve(Section):
     admin: TcpAddress = "127.0.0.1:9902"
     count_deadline_ms: Milliseconds = 300
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 33_554_432
+    max_body_values: Annotated[int, Field(ge=1000, le=2**30)] = 1_500_000
 
 
 class OpenPosture(Section):

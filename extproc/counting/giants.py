@@ -123,8 +123,12 @@ class GiantHelper:
         """The helper's process id."""
         return self._process.pid
 
+    def ended(self) -> bool:
+        """Whether its process is gone."""
+        return self._process.poll() is not None
+
     def ready(self) -> bool:
-        """Whether its tokenizers are loaded; never waits."""
+        """Whether its tokenizers are loaded; never waits. Raises HelperGone."""
         if not self._ready and select.select([self._link], [], [], 0)[0]:
             self._call(None)
             self._ready = True

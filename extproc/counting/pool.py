@@ -16,12 +16,18 @@ from dataclasses import dataclass, replace
 from extproc.config.models import Config
 from extproc.counting.giants import CountCall, GiantHelper, HelperGone
 from extproc.counting.specs import CounterSpec, load_all, specs_of
-from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
+from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse, too_complex, values_of
 from extproc.tokens import CountingStopped, PromptCounter
 from extproc.types import RequestHead, TokenCount
 
 #: Bodies up to this are counted on the loop: below 100 us for text already seen, about 0.5 ms for new text.
 INLINE_BYTES = 32 * 1024
+
+#: Bodies up to this are bounded on the loop where there is no tokenizer: 10 ms for the costliest text or value.
+INLINE_BOUND_BYTES = 128 * 1024
+
+#: JSON values up to this are parsed on the loop: a content part of a type that nobody knows costs a microsecond.
+INLINE_VALUES = 20_000
 
 #: Bodies over this are giants.
 GIANT_BYTES = 1024 * 1024
@@ -29,8 +35,9 @@ GIANT_BYTES = 1024 * 1024
 #: Body bytes that may wait or be counted at one time; beyond it the bound answers at once.
 MAX_PENDING_BYTES = 256 * 1024 * 1024
 
-#: U+FDFA is 3 bytes in UTF-8, 6 characters as an escape, and 33 bytes after NFKC: no character grows more.
-_LONGEST_FORM = 11
+#: What a byte of a body can become at most. U+FDFA is 3 bytes in UTF-8, 6 characters as an escape, and 33 bytes after
+#: NFKC; an element of a list is 2 bytes and prints on a line of its own, indented by four blanks a level.
+_LONGEST_FORM = max(33 // 3, 2 * BodyLimits().max_depth + 1)
 
 
 @dataclass(slots=True)
@@ -66,6 +73,7 @@ class Counting:
         self._medium = ThreadPoolExecutor(threads, "kvgate-count")
         self._giants = ThreadPoolExecutor(1, "kvgate-count-giant")
         self._bounds = ThreadPoolExecutor(1, "kvgate-bound")
+        self._giant_bounds = ThreadPoolExecutor(1, "kvgate-bound-giant")
         self.stats = CountingStats()
 
     @classmethod
@@ -94,25 +102,47 @@ class Counting:
         return sorted({counter.note for counter in self._counters.values() if counter.note})
 
     async def parse(self, head: RequestHead, body: bytes, limits: BodyLimits) -> Parsed:
-        """``dialects.parse``, on the loop for ordinary bodies, beside it for giants. Raises BadRequest.
+        """``dialects.parse``, on the loop for ordinary bodies, beside it for the others. Raises BadRequest.
 
-        A giant's prompts may stay with the helper process; only ``per_target`` can count them then.
+        Giants, and bodies of as many values, go to the helper process where there is one. Their prompts may stay there;
+        only ``per_target`` can count them then. What may unpack to a giant is parsed in a thread.
         """
-        if len(body) <= GIANT_BYTES:
-            return parse(head, body, limits)
-        return await asyncio.get_running_loop().run_in_executor(self._giants, self._parse_giant, head, body, limits)
+        encoded = "content-encoding" in head.headers
+        run = asyncio.get_running_loop().run_in_executor
+        if len(body) > GIANT_BYTES or (not encoded and len(body) > INLINE_BYTES and _crowded(body)):
+            return await run(self._giants, self._parse_giant, head, body, limits)
+        if encoded and len(body) * limits.max_ratio > GIANT_BYTES:
+            return await run(self._medium, parse, head, body, limits)
+        return parse(head, body, limits)
 
     def _parse_giant(self, head: RequestHead, body: bytes, limits: BodyLimits) -> Parsed:
-        helper = self._helper
+        helper = self._ready_helper()
+        if helper is None:
+            return parse(head, body, limits)
         try:
-            if helper is not None and helper.ready():
-                return helper.parse(head, body, limits)
+            return helper.parse(head, body, limits)
         except HelperGone:
+            # What took the helper too long, or its life, is not tried again in this process.
             self._replace_helper()
-        return parse(head, body, limits)
+            raise too_complex("The body takes too long to read.") from None
+
+    def _ready_helper(self) -> GiantHelper | None:
+        """The helper, if it is there to be asked; one that ended by itself is replaced."""
+        helper = self._helper
+        if helper is None:
+            return None
+        try:
+            if not helper.ended():
+                return helper if helper.ready() else None
+        except HelperGone:
+            pass
+        self._replace_helper()
+        return None
 
     def _replace_helper(self) -> None:
         self.stats.helpers_lost += 1
+        if self._helper is not None:
+            self._helper.close()
         self.start_giant_helper()
 
     async def per_target(
@@ -146,16 +176,20 @@ class Counting:
         return {target: replace(found[spec], elapsed_ms=elapsed_ms) for target, spec in specs.items()}
 
     def _count_far(self, call: CountCall, request: InferenceRequest) -> tuple[TokenCount, ...]:
-        helper = self._helper
+        helper = self._ready_helper()
         counts: tuple[TokenCount, ...] | None = None
-        try:
-            if helper is not None and helper.ready():
-                self.stats.helped += 1
+        if helper is not None:
+            self.stats.helped += 1
+            try:
                 counts = helper.count(call)
-        except HelperGone:
-            self._replace_helper()
-        # A giant whose prompts were lost with the helper: every byte of the body a token, and what NFKC adds at most.
-        return counts or (TokenCount((request.body_bytes * _LONGEST_FORM,), "bound"),) * len(call.counters)
+            except HelperGone:
+                self._replace_helper()
+        return counts or (self._lost(request),) * len(call.counters)
+
+    def _lost(self, request: InferenceRequest) -> TokenCount:
+        """A giant whose prompts were lost with the helper: as much as its bytes can become, and what is no text."""
+        beside = _NO_COUNTER.bound(request).input_tokens
+        return TokenCount((request.body_bytes * _LONGEST_FORM + beside,), "bound")
 
     async def count(
         self,
@@ -169,7 +203,7 @@ class Counting:
         started = self._clock_s()
         stop_at = started + (self._deadline_ms if deadline_ms is None else deadline_ms) / 1000.0
         work = _Work(counter, request, budget_tokens, stop_at, self._clock_s)
-        if request.body_bytes <= INLINE_BYTES or (counter.vocabulary is None and request.body_bytes <= GIANT_BYTES):
+        if request.body_bytes <= (INLINE_BYTES if counter.vocabulary is not None else INLINE_BOUND_BYTES):
             self.stats.inline += 1
             counted = work.exact()
         else:
@@ -178,9 +212,10 @@ class Counting:
 
     async def _threaded(self, work: _Work, size: int, wait_s: float) -> TokenCount:
         loop = asyncio.get_running_loop()
+        bounds = self._giant_bounds if size > GIANT_BYTES else self._bounds
         if self.stats.pending_bytes + size > MAX_PENDING_BYTES:
             self.stats.refused_for_memory += 1
-            return await loop.run_in_executor(self._bounds, work.bound)
+            return await loop.run_in_executor(bounds, work.bound)
         self.stats.threaded += 1
         self.stats.pending_bytes += size
         pool = self._giants if size > GIANT_BYTES else self._medium
@@ -191,14 +226,14 @@ class Counting:
             return await asyncio.wait_for(asyncio.shield(future), wait_s)
         except TimeoutError:
             self.stats.deadlines += 1
-            return await loop.run_in_executor(self._bounds, work.bound)
+            return await loop.run_in_executor(bounds, work.bound)
 
     def _forget(self, size: int) -> None:
         self.stats.pending_bytes -= size
 
     def close(self) -> None:
         """Stop the threads; counts that still run end by their deadline."""
-        for pool in (self._medium, self._giants, self._bounds):
+        for pool in (self._medium, self._giants, self._bounds, self._giant_bounds):
             pool.shutdown(wait=False, cancel_futures=True)
         if self._helper is not None:
             self._helper.close()
@@ -223,6 +258,11 @@ class _Work:
     def _tick(self) -> None:
         if self.clock_s() > self.stop_at_s:
             raise CountingStopped
+
+
+def _crowded(body: bytes) -> bool:
+    """Whether a body has more values than the loop should parse."""
+    return values_of(body, INLINE_VALUES) > INLINE_VALUES
 
 
 _NO_COUNTER = PromptCounter()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from extproc.dialects.body import decode_body
 from extproc.dialects.edits import edit
+from extproc.dialects.jsonbody import too_complex, values_of
 from extproc.dialects.model import (
     BodyLimits,
     CapField,
@@ -43,4 +44,6 @@ __all__ = [
     "error_body",
     "parse",
     "recognise",
+    "too_complex",
+    "values_of",
 ]

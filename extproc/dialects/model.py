@@ -36,7 +36,7 @@ class BodyLimits:
     ratio_floor_bytes: int = 1024 * 1024
     max_window_bytes: int = 32 * 1024 * 1024
     max_depth: int = 96
-    max_values: int = 2_000_000
+    max_values: int = 1_500_000
     max_members: int = 1_000
     max_schema_bytes: int = 256 * 1024
     max_schema_unions: int = 6

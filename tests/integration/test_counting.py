@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from extproc.counting import GIANT_BYTES, INLINE_BYTES, MAX_PENDING_BYTES, CounterSpec, Counting
+from extproc.counting import GIANT_BYTES, INLINE_BYTES, MAX_PENDING_BYTES, CounterSpec, Counting, giants
+from extproc.counting.pool import INLINE_BOUND_BYTES, INLINE_VALUES
 from extproc.dialects import BodyLimits, InferenceRequest
 from extproc.errors import BadRequest
 from extproc.tokens import PromptCounter
@@ -129,6 +130,27 @@ async def test_giants_are_parsed_beside_the_loop(words: tuple[Words, Counting]) 
         await counting.parse(HEAD, b"{", BodyLimits())
 
 
+@pytest.mark.parametrize(("size", "inline"), [(INLINE_BOUND_BYTES // 2, 1), (INLINE_BOUND_BYTES * 2, 0)])
+async def test_a_long_bound_is_no_work_for_the_loop(words: tuple[Words, Counting], size: int, inline: int) -> None:
+    """Without a tokenizer the bound is all there is; a long text's is computed in a thread."""
+    _, counting = words
+    found = await counting.per_target(["remote"], ask(size))
+    assert (found["remote"].source, counting.stats.inline, counting.stats.threaded) == ("bound", inline, 1 - inline)
+
+
+async def test_what_may_unpack_to_a_giant_is_parsed_beside_the_loop(words: tuple[Words, Counting]) -> None:
+    """A few kilobytes of gzip can be a megabyte of JSON; those that cannot are parsed at once."""
+    _, counting = words
+    head = RequestHead("POST", "/v1/completions", {"content-encoding": "deflate"})
+    plain = b'{"model":"m","prompt":"' + b"word " * 60_000 + b'"}'
+    small, large = zlib.compress(plain, 9), zlib.compress(plain, 0)
+    assert len(small) * BodyLimits().max_ratio < GIANT_BYTES < len(large) * BodyLimits().max_ratio
+    assert (await counting.parse(head, small, BodyLimits())).body == plain
+    assert not counting._medium._threads
+    assert (await counting.parse(head, large, BodyLimits())).body == plain
+    assert len(counting._medium._threads) == 1
+
+
 @pytest.fixture(scope="module")
 def one_helper() -> Iterator[Counting]:
     """One helper process for all tests of this module; it takes a while to start."""
@@ -188,3 +210,77 @@ async def test_a_lost_helper_is_replaced(helped: Counting) -> None:
     again = await helped.parse(HEAD, GIANT, BodyLimits())
     assert again.request is not None
     assert (await helped.per_target(["t"], again.request))["t"].input_tokens > 1000
+
+
+def crowd(values: int) -> bytes:
+    """A chat of many content parts of no type."""
+    return b'{"model":"m","messages":[{"role":"user","content":[' + b"{}," * (values // 2) + b"1]}]}"
+
+
+CHAT = RequestHead("POST", "/v1/chat/completions", {})
+
+
+async def test_a_body_of_many_values_goes_to_the_helper(helped: Counting) -> None:
+    """It costs a giant's time however few its bytes; text with as many commas does not."""
+    body = crowd(2 * INLINE_VALUES)
+    assert INLINE_BYTES < len(body) < GIANT_BYTES
+    parsed = await helped.parse(CHAT, body, BodyLimits())
+    assert parsed.request is not None
+    assert (parsed.request.handle > 0, parsed.request.unknown_parts) == (True, INLINE_VALUES + 1)
+    found = await helped.per_target(["t"], parsed.request)
+    assert found["t"].input_tokens > parsed.request.unknown_parts * 1000
+    text = b'{"model":"m","prompt":"' + b"{}," * INLINE_VALUES + b'"}'
+    plain = await helped.parse(HEAD, text, BodyLimits())
+    assert plain.request is not None
+    assert plain.request.handle == 0
+
+
+async def test_a_body_of_too_many_values_is_refused_by_the_helper(helped: Counting) -> None:
+    """Before it is decoded, so that the helper is there for the next one."""
+    before = helped.stats.helpers_lost
+    with pytest.raises(BadRequest) as caught:
+        await helped.parse(CHAT, crowd(40_000), BodyLimits(max_values=30_000))
+    assert (caught.value.status, caught.value.code, helped.stats.helpers_lost) == (413, "too_complex", before)
+
+
+@pytest.mark.parametrize("blow", [signal.SIGSTOP, signal.SIGKILL])
+async def test_what_the_helper_gave_up_on_is_not_parsed_again(
+    helped: Counting, blow: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that took the helper too long, or its life, is refused, though this process could have parsed it."""
+    monkeypatch.setattr(giants, "ANSWER_S", 0.5)
+    helper = helped._helper
+    assert helper is not None
+    os.kill(helper.pid, signal.SIGSTOP)
+    asked = asyncio.create_task(helped.parse(HEAD, GIANT, BodyLimits()))
+    await asyncio.sleep(0.1)
+    os.kill(helper.pid, blow)
+    with pytest.raises(BadRequest) as caught:
+        await asked
+    assert (caught.value.status, caught.value.code) == (413, "too_complex")
+    assert helped._helper is not helper
+
+
+async def test_a_helper_that_ended_by_itself_costs_nobody_a_request(helped: Counting) -> None:
+    """A giant that comes afterwards is parsed here, and another helper started."""
+    helper = helped._helper
+    assert helper is not None
+    os.kill(helper.pid, signal.SIGKILL)
+    await until(helper.ended)
+    parsed = await helped.parse(HEAD, GIANT, BodyLimits())
+    assert parsed.request is not None
+    assert (parsed.request.handle, helped._helper is helper) == (0, False)
+
+
+async def test_a_lost_giant_is_bounded_by_what_it_may_print_as(helped: Counting) -> None:
+    """Tools nested deep print as a hundred times their bytes; the figure without the prompts is not below that."""
+    deep = b"[" * 90 + b"1," * GIANT_BYTES + b"1" + b"]" * 90
+    body = b'{"model":"m","messages":[{"role":"user","content":[1]}],"tools":[' + deep + b"]}"
+    parsed = await helped.parse(CHAT, body, BodyLimits())
+    assert parsed.request is not None
+    assert helped._helper is not None
+    os.kill(helped._helper.pid, signal.SIGKILL)
+    await until(helped._helper.ended)
+    lost = (await helped.per_target(["t"], parsed.request))["t"]
+    a_line = len("\n" + "    " * 91 + "1,")
+    assert lost.input_tokens >= GIANT_BYTES * a_line
