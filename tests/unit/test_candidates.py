@@ -148,3 +148,36 @@ def test_expected_run(forecast: Forecast, exact: bool, seconds: float) -> None:
     place = rounds(1, forecast=forecast, exact=exact)[0][0]
     assert place.candidate is not None
     assert place.candidate.expected_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("context", "hidden", "cap", "tokens"),
+    [
+        (8192, 32_768, 80, 8112),
+        (8192, 32_768, None, 8191),
+        (65_536, 32_768, 80, 32_928),
+        (100, 32_768, 80, 160),
+        (None, 32_768, 80, 32_928),
+        (8192, 0, 80, 160),
+    ],
+)
+def test_unseen_text_is_charged_no_more_than_the_context_holds(
+    context: int | None, hidden: int, cap: int | None, tokens: int
+) -> None:
+    """Earlier turns that the engine keeps take the room that context and cap leave them; what was seen is never cut."""
+    config = Config.model_validate({
+        "models": {"m": {"contextTokens": context} if context else {}},
+        "targets": {"big": {"engine": "vllm", "model": "m", "replicas": [
+            {"name": "big-0", "url": "http://127.0.0.1:1", "kvTokens": 160_000},
+        ]}},
+        "noAgent": "ledgerOnly",
+    })  # fmt: skip
+    made = Planner(config, lambda target, block: KvModel.tokens_only(block or 16, target, "vllm", 1))
+    ask = Ask(TokenCount((160 + hidden,), "bound", hidden_tokens=hidden), 1, cap, 0, True, True)
+    (only,) = made.rounds(["big"], LANE, {"big": ask}, lambda _: Forecast(), lambda _: None, lambda _: (0, 0, 0.0))
+    place = only[0]
+    if context == 100:
+        assert place.refused_by is Reason.EXCEEDS_CONTEXT
+    else:
+        assert place.candidate is not None
+        assert place.candidate.need.prefill_tokens == tokens
