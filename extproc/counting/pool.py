@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from extproc.config.models import Config
 from extproc.counting.giants import CountCall, GiantHelper, HelperGone
 from extproc.counting.specs import CounterSpec, load_all, specs_of
-from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse, too_complex, values_of
+from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse, recognise, too_complex, values_of
 from extproc.tokens import CountingStopped, PromptCounter
 from extproc.types import RequestHead, TokenCount
 
@@ -124,7 +124,10 @@ class Counting:
         except HelperGone:
             # What took the helper too long, or its life, is not tried again in this process.
             self._replace_helper()
-            raise too_complex("The body takes too long to read.") from None
+        route = recognise(head)
+        if route.kind == "inference":
+            raise too_complex("The body takes too long to read.")
+        return Parsed(route, body, False, None)
 
     def _ready_helper(self) -> GiantHelper | None:
         """The helper, if it is there to be asked; one that ended by itself is replaced."""

@@ -261,6 +261,17 @@ async def test_what_the_helper_gave_up_on_is_not_parsed_again(
     assert helped._helper is not helper
 
 
+async def test_a_control_call_that_the_helper_gave_up_on_passes(
+    helped: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unread: control calls are never refused for their body."""
+    monkeypatch.setattr(giants, "ANSWER_S", 0.2)
+    assert helped._helper is not None
+    os.kill(helped._helper.pid, signal.SIGSTOP)
+    parsed = await helped.parse(RequestHead("POST", "/tokenize", {}), GIANT, BodyLimits())
+    assert (parsed.route.kind, parsed.body is GIANT, parsed.request) == ("control", True, None)
+
+
 async def test_a_helper_that_ended_by_itself_costs_nobody_a_request(helped: Counting) -> None:
     """A giant that comes afterwards is parsed here, and another helper started."""
     helper = helped._helper
