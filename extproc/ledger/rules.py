@@ -73,9 +73,21 @@ class Sums:
         return max(0.0, self.level - rate * (now_us - self.level_at_us) / 1000000)
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a scrape after lost data counted inside the engine (``load``, -1 unknown), to be confirmed by later records."""
+
+    start_us: int
+    stop_us: int
+    load: int
+
+
 @dataclass(slots=True)
 class Scrape:
-    """The last accepted report of one replica and what followed from it; ``proven`` is the epoch it was proven in."""
+    """The last accepted report of one replica and what followed from it.
+
+    ``proven`` is the epoch it was proven in, ``trial`` the scrape that is to prove it.
+    """
 
     report: ReplicaReport
     start_us: int
@@ -88,6 +100,7 @@ class Scrape:
     bypass_at_us: int
     bypass_formula: bool
     proven: str
+    trial: Trial | None = None
 
     def bypass(self, now_us: int) -> bool:
         """Whether traffic past kvgate was seen within the last 30 s."""

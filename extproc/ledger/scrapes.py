@@ -18,8 +18,8 @@ from extproc.ledger.base import (
     PublishResult,
     ReplicaReport,
 )
-from extproc.ledger.book import ORPHANED, Book, Record, StoredDevice, Tombstone
-from extproc.ledger.rules import BYPASS_US, Scrape, foreign_blocks, to_us, whole
+from extproc.ledger.book import COOLING, ORPHANED, Book, Record, StoredDevice, Tombstone
+from extproc.ledger.rules import BYPASS_US, Scrape, Trial, foreign_blocks, to_us, whole
 
 GRACE_US = to_us(SCRAPE_GRACE_S)
 IDLE_US, IDLE_SILENT_US = to_us(IDLE_AFTER_S), to_us(IDLE_SILENT_S)
@@ -29,6 +29,21 @@ FUTURE_US = 1_000_000
 TIDY_US, FORGET_US = 60_000_000, 3_600_000_000
 #: How many due entries a publish looks after on the way.
 SWEEP_PUBLISH = 64
+
+
+#: A scrape that was not confirmed for this long gives its place to a newer one.
+TRIAL_US = 3_000_000
+#: Ends that Envoy saw, at the time that it saw them.
+WITNESSES = frozenset({Ended.COMPLETE, Ended.CLIENT_ABORT, Ended.UPSTREAM_RESET, Ended.UPSTREAM_ERROR, Ended.TIMEOUT})
+
+
+def _next_trial(trial: Trial | None, latest: Trial, ripe_us: int) -> Trial | None:
+    """The scrape that has to be confirmed: an empty one at once, else the earlier for as long as it may still be."""
+    if latest.start_us < ripe_us or latest.load < 0:
+        return None
+    if latest.load == 0 or trial is None or trial.start_us < ripe_us or latest.start_us - trial.start_us >= TRIAL_US:
+        return latest
+    return trial
 
 
 class Scrapes:
@@ -88,16 +103,40 @@ class Scrapes:
             bypass_at = stop
         bypass = (bypass_at >= 0 and now - bypass_at <= BYPASS_US) or (load < 0 and c.shows_used)
         foreign = foreign_blocks(whole(c.used_blocks), c.shows_used, bypass, blocks, inputs)
-        if 0 <= load <= sequences and start >= epoch.loss_us + LOSS_PERIODS * self._periodic_us:
-            proven = epoch.name
+        trial = old.trial if old is not None else None
+        if proven != epoch.name:
+            ripe_us = epoch.loss_us + LOSS_PERIODS * self._periodic_us
+            trial = _next_trial(trial, Trial(start, stop, load), ripe_us)
+            if trial is not None and trial.load <= self._witnessed(c.replica, trial):
+                proven, trial = epoch.name, None
         s = book.sum_of(c.replica)
         if capacity >= 0 and foreign > max(0, old.foreign if old is not None else 0) and s.kv + foreign > capacity:
             s.over_foreign += 1
         book.scrapes[c.replica] = Scrape(
             c, start, stop, capacity, whole(c.waiting), whole(c.max_sequences), now + ttl_us, foreign, bypass_at,
-            bypass, proven,
+            bypass, proven, trial,
         )  # fmt: skip
         return foreign, bypass, voided
+
+    def _witnessed(self, replica: str, trial: Trial) -> int:
+        """Sequences that later records show to have been there during the whole of that scrape.
+
+        A reservation that is merely not known to have ended may have, and then its place in the engine's count is
+        another's: one that the lost data held (model seed 913892).
+        """
+        book, sequences = self.book, 0
+        buried = book.ended.get(replica, [])
+        for _, rid in buried[bisect_left(buried, (trial.stop_us, "")) :]:
+            t = book.records[rid]
+            if isinstance(t, Tombstone) and t.made_us < trial.start_us and t.how in WITNESSES:
+                sequences += t.sequences
+        for rid in book.rids(replica):
+            r = book.records[rid]
+            assert isinstance(r, Record)
+            last_us = r.seen_us if r.state != COOLING else r.ended_us if r.how in WITNESSES else -1
+            if r.made_us < trial.start_us and last_us >= trial.stop_us:
+                sequences += r.reservation.need.sequences
+        return sequences
 
     def _ours(
         self, replica: str, start: int, stop: int, started: int, idle: bool, now: int

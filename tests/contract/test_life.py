@@ -344,6 +344,66 @@ class TestRule8:
         await ledger.publish([report(clock(), running=1, used_blocks=10)], [], 30)
         assert (await ledger.reserve(ask("1"))).verdicts[0].refused_by == "unknown_state"
 
+    async def test_ours_are_proof_once_later_records_show_that_they_were_inside(
+        self, ledger: Ledger, clock: Clock
+    ) -> None:
+        """One runs and one is known: that it is the same one, only a record from after the scrape says."""
+        await ledger.reap()
+        made = clock()
+        clock.tick(4)
+        await ledger.renew([record(reservation("known", made))])
+        clock.tick(0.1)
+        await ledger.publish([report(clock(), running=1, used_blocks=10)], [], 30)
+        assert (await ledger.reserve(ask("1"))).verdicts[0].refused_by == "unknown_state"
+        clock.tick(1)
+        await ledger.renew([record(reservation("known", made))])
+        clock.tick(0.1)
+        await ledger.publish([report(clock(), running=1, used_blocks=10)], [], 30)
+        assert (await ledger.reserve(ask("2"))).chosen == 0
+
+    async def test_one_that_had_ended_does_not_stand_in_for_one_that_was_lost(
+        self, ledger: Ledger, clock: Clock
+    ) -> None:
+        """Its end record comes after the scrape, and says that it was over before."""
+        await ledger.reap()
+        made = clock()
+        clock.tick(4)
+        await ledger.renew([record(reservation("known", made))])
+        clock.tick(1)
+        await ledger.publish([report(clock(), running=1, used_blocks=8)], [], 30)
+        clock.tick(1)
+        await ledger.end([end("known", ended_age_s=1.5)])
+        await ledger.publish([report(clock(), running=1, used_blocks=8)], [], 30)
+        assert (await ledger.reserve(ask("1"))).verdicts[0].refused_by == "unknown_state"
+
+    async def test_an_end_after_the_scrape_is_a_witness_too(self, ledger: Ledger, clock: Clock) -> None:
+        """It was inside when the engine counted."""
+        await ledger.reap()
+        made = clock()
+        clock.tick(4)
+        await ledger.renew([record(reservation("known", made))])
+        clock.tick(0.1)
+        await ledger.publish([report(clock(), running=1, used_blocks=10)], [], 30)
+        clock.tick(1)
+        await ledger.end([end("known", ended_age_s=0.5)])
+        await ledger.publish([report(clock(), running=1, used_blocks=10)], [], 30)
+        assert (await ledger.reserve(ask("1"))).chosen == 0
+
+    async def test_a_scrape_that_nothing_confirms_gives_way_to_a_later_one(self, ledger: Ledger, clock: Clock) -> None:
+        """An aborted request that the engine still ran holds the replica up for seconds, not for a minute."""
+        await ledger.reap()
+        made = clock()
+        clock.tick(4)
+        await ledger.publish([report(clock(), running=2, used_blocks=20)], [], 30)
+        answers = []
+        for _ in range(5):
+            clock.tick(1)
+            await ledger.renew([record(reservation("known", made))])
+            clock.tick(0.1)
+            await ledger.publish([report(clock(), running=1, used_blocks=10)], [], 30)
+            answers.append((await ledger.reserve(ask(str(clock())))).chosen)
+        assert answers == [None, None, None, 0, 0]
+
     async def test_after_a_minute_it_is_no_longer_asked(self, ledger: Ledger, clock: Clock) -> None:
         """At most 60 s."""
         await ledger.reap()

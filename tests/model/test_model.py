@@ -68,3 +68,8 @@ def test_with_strangers_our_own_requests_still_fit() -> None:
 def test_after_lost_data_more_in_the_engine_than_in_the_ledger_is_load_that_counts(scripts: ScriptLedger) -> None:
     """Seed 4256: where that was taken for our own loss alone, an engine came to hold 130 of 120 blocks."""
     assert check(4256, 1, scripts).runs == 1
+
+
+def test_after_lost_data_a_scrape_is_proof_only_with_records_that_are_later_than_it(scripts: ScriptLedger) -> None:
+    """Seed 913892: one that had ended stood in for one that the data had held; 66 of 60 blocks."""
+    assert check(913892, 1, scripts).runs == 1

@@ -51,6 +51,7 @@ local S_OVER_ADOPTED, S_OVER_GREW, S_OVER_FOREIGN, S_DRAINED, S_LANES = 8, 9, 10
 -- P, the report of a replica
 local P_STATE, P_START, P_END, P_CAPACITY, P_WAITING, P_MAXSEQ, P_EXPIRES = 1, 2, 3, 4, 5, 6, 7
 local P_FOREIGN, P_BYPASS, P_MODE, P_PROVEN, P_BLOB = 8, 9, 10, 11, 12
+local P_TRIAL = 13
 -- D, the report of a device: state, scrape start, free bytes, expires, blob
 
 local call, pack, unpack_one = redis.call, cmsgpack.pack, cmsgpack.unpack

@@ -8,7 +8,9 @@
 --   as the scrape can tell whose it is; what was made before an engine's start is void, and nothing later.
 -- Cost: O(reservations of the named replicas), and once a minute O(replicas).
 local FUTURE_US, IDLE_US, IDLE_SILENT_US = 1000000, 5000000, 2500000
-local TIDY_US, FORGET_US = 60000000, 3600000000
+local TIDY_US, FORGET_US, TRIAL_US = 60000000, 3600000000, 3000000
+-- Ends that Envoy saw, at the time that it saw them.
+local WITNESSES = {complete = true, client_abort = true, upstream_reset = true, upstream_error = true, timeout = true}
 local now = clock()
 local epoch, loss = pool(now)
 local q, answers = unpack_one(ARGV[2]), {}
@@ -52,6 +54,33 @@ local function ours(name, start, stop, engine_start, idle)
   return t
 end
 
+-- Sequences that later records show to have been there during the whole of an earlier scrape. A reservation that is
+-- merely not known to have ended may have, and then its place in the engine's count is another's (model seed 913892).
+local function witnessed(name, start, stop)
+  local seqs = 0
+  settle()
+  local rids = rids_of(call('ZRANGEBYLEX', ENDED, '[' .. name .. SEP .. stamp(stop) .. SEP, '(' .. name .. AFTER))
+  fetch(rids)
+  for _, rid in ipairs(rids) do
+    local d = records[rid]
+    if d[4] < start and WITNESSES[d[2]] then seqs = seqs + d[7] end
+  end
+  for _, rid in ipairs(rids_of(indexed(name))) do
+    local r = record_of(rid)
+    local last = r[SEEN]
+    if r[STATE] == 'c' then last = WITNESSES[r[HOW]] and r[ENDED_AT] or -1 end
+    if r[MADE] < start and last >= stop then seqs = seqs + r[SEQS] end
+  end
+  return seqs
+end
+
+-- The scrape that has to be confirmed: an empty one at once, else the earlier for as long as it may still be.
+local function next_trial(trial, start, stop, load, ripe)
+  if start < ripe or load < 0 then return nil end
+  if load == 0 or not trial or trial[1] < ripe or start - trial[1] >= TRIAL_US then return {start, stop, load} end
+  return trial
+end
+
 local function foreign_blocks(used, shows, bypass, t)
   if shows == 0 then return bypass and -1 or 0 end
   if used < 0 then return -1 end
@@ -69,12 +98,16 @@ local function take(c)
   if load > t.seqs then bypass_at = stop end
   local bypass = (bypass_at >= 0 and now - bypass_at <= BYPASS_US) or (load < 0 and c[7] == 1)
   local foreign = foreign_blocks(c[6], c[7], bypass, t)
-  if load >= 0 and load <= t.seqs and start >= loss + 3 * q[2] then proven = epoch end
+  local trial = old and old[P_TRIAL] or nil
+  if proven ~= epoch then
+    trial = next_trial(trial, start, stop, load, loss + 3 * q[2])
+    if trial and trial[3] <= witnessed(name, trial[1], trial[2]) then proven, trial = epoch, nil end
+  end
   local s = sum_of(name)
   if c[5] >= 0 and foreign > max(0, old and old[P_FOREIGN] or 0) and s[S_KV] + foreign > c[5] then
     s[S_OVER_FOREIGN], sums_changed[name] = s[S_OVER_FOREIGN] + 1, true
   end
-  reps[name] = {c[2], start, stop, c[5], c[9], c[10], now + q[1], foreign, bypass_at, bypass and 1 or 0, proven, c[12]}
+  reps[name] = {c[2], start, stop, c[5], c[9], c[10], now + q[1], foreign, bypass_at, bypass and 1 or 0, proven, c[12], trial}
   reps_changed[name] = true
   return {name, foreign, bypass and 1 or 0, t.voided, 1}
 end
