@@ -60,10 +60,9 @@ def _cap(points: EditPoints, body: bytes, cap: int, changes: list[Change], inser
     member = b'"' + missing[-1].encode() + b'":' + digits
     for name in reversed(missing[:-1]):
         member = b'"' + name.encode() + b'":{' + member + b"}"
-    if points.outer is None:
+    if not points.outers:
         inserts.append(member)
-    else:
-        changes.append(_into(points.outer, member, body))
+    changes += [_into(span, member, body) for span in points.outers]
 
 
 def _usage(points: EditPoints, body: bytes, changes: list[Change], inserts: list[bytes]) -> None:

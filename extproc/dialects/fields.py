@@ -6,11 +6,17 @@ Every reader takes the members of an object and a name and either returns a usab
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from extproc.dialects.jsonbody import Members
 from extproc.dialects.model import BodyLimits, CapField, EditPoints, Json, Span
 from extproc.errors import BadRequest
+
+_items = msgspec.json.Decoder(list[msgspec.Raw])
+_BETWEEN = re.compile(rb"[ \t\n\r,]*")
 
 #: Largest whole number that any engine can take as a limit (int64).
 _MAX_INTEGER = 2**63 - 1
@@ -129,6 +135,31 @@ def options(members: Members, name: str) -> Members | None:
     return nested
 
 
+def listed(members: Members, name: str, limits: BodyLimits) -> list[Members]:
+    """The objects of options in a list, each with the places of its values.
+
+    Raises:
+        BadRequest: 400 for an empty list, one longer than an object may have members, and anything that ``options`` refuses.
+    """
+    param = members.param(name)
+    begin, end = members.spans[name]
+    try:
+        raws = _items.decode(memoryview(members.data)[begin:end])
+    except msgspec.DecodeError:
+        raise BadRequest(400, "invalid_json", f"{param} cannot be read.", param) from None
+    if not 0 < len(raws) <= limits.max_members:
+        raise BadRequest(400, "invalid_value", f"{param} must have between 1 and {limits.max_members} entries.", param)
+    found = []
+    for index, raw in enumerate(raws):
+        # Behind the bracket or the comma, and any white space.
+        begin = _BETWEEN.match(members.data, begin + (0 if index else 1)).end()  # type: ignore[union-attr]
+        at = (begin, begin + len(memoryview(raw)))
+        found.append(Members(members.data, limits, at=at, path=f"{param}[{index}]"))
+        found[-1].refuse_duplicates({*CAP_NAMES, *OPTION_NAMES})
+        begin = at[1]
+    return found
+
+
 def edit_points(members: Members, found: tuple[CapField, ...], path: tuple[str, ...]) -> EditPoints:
     """Where edits of this body go; ``path`` leads to the dialect's own cap."""
     stream_options = options(members, "stream_options")
@@ -140,7 +171,7 @@ def edit_points(members: Members, found: tuple[CapField, ...], path: tuple[str, 
         caps=found,
         cap_path=path,
         native_cap=any(cap.name == ".".join(path) for cap in found),
-        outer=outer,
+        outers=() if outer is None else (outer,),
         outer_depth=depth,
         stream_options=members.spans.get("stream_options"),
         include_usage=stream_options.spans.get("include_usage") if stream_options else None,

@@ -123,8 +123,8 @@ class EditPoints:
     ``start`` is the offset behind the opening brace; ``empty`` says that the object has no members.
     ``model`` spans the top-level value including its quotes. ``caps`` are all caps present; ``cap_path`` is
     where the dialect's own cap is inserted if ``native_cap`` is False: ("max_tokens",) or
-    ("options", "num_predict"). ``outer`` spans the innermost value along that path which the body has, and
-    ``outer_depth`` is how many names lead to it. ``stream_options`` spans that object's value.
+    ("options", "num_predict"). ``outers`` spans the innermost value along that path which the body has (of
+    a list of options each that has no cap), and ``outer_depth`` is how many names lead to it. ``stream_options`` spans that object's value.
     """
 
     start: int
@@ -133,7 +133,7 @@ class EditPoints:
     caps: tuple[CapField, ...] = ()
     cap_path: tuple[str, ...] = ()
     native_cap: bool = False
-    outer: Span | None = None
+    outers: tuple[Span, ...] = ()
     outer_depth: int = 0
     stream_options: Span | None = None
     include_usage: Span | None = None

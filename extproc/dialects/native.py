@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from extproc.dialects import fields
+from extproc.dialects import fields, schemas
 from extproc.dialects.content import Gathered, clean, strings_of
 from extproc.dialects.jsonbody import Members
-from extproc.dialects.model import BodyLimits, CapField, InferenceRequest, Json, Prompt, Route, TextPrompt, TokenPrompt
+from extproc.dialects.model import BodyLimits, InferenceRequest, Json, Prompt, Route, Span, TextPrompt, TokenPrompt
 from extproc.dialects.openai import bounded, first_given, generation, pooled, prompts_of, take_pictures
 from extproc.errors import BadRequest
 
@@ -135,38 +134,40 @@ def _with_options(
     prompts: tuple[Prompt, ...],
     path: tuple[str, ...],
 ) -> InferenceRequest:
-    """The request with its object of options; SGLang also takes a list of these, one per prompt.
-
-    Of a list the largest figures count, and no cap can be written where there is none.
-    """
+    """The request with its object of options; SGLang also takes a list of these, one per prompt: the largest figures count."""
     value = members.get(path[0]) if len(path) > 1 else None
     if type(value) is not list:
         return generation(members, route, limits, gathered, prompts, cap_path=path)
-    given = [fields.mapping(item, f"{path[0]}[{index}]") for index, item in enumerate(value)]
-    each = [_listed(item, f"{path[0]}[{index}]", limits) for index, item in enumerate(given)]
     request = generation(members, route, limits, gathered, prompts, cap_path=())
-    caps = [cap for _, cap, _ in each]
-    ignores = request.ignore_eos or any(item.get("ignore_eos") is True for item in given)
-    cap = fields.largest(caps) if caps and all(c.value is not None for c in caps) else None
-    minimum = max((least for _, _, least in each), default=0)
+    each = fields.listed(members, path[0], limits)
+    caps = [fields.caps(options) for options in each]
+    largest = [fields.largest(found) for found in caps]
+    cap = None if None in largest else max(cap for cap in largest if cap is not None)
+    ignores = request.ignore_eos or any(fields.flag(options, "ignore_eos") for options in each)
+    names = ("min_tokens", "min_new_tokens")
+    least = max(fields.integer(o.get(name), o.param(name)) or 0 for o in each for name in names)
+    bare = tuple(place for place, found in zip(_places(each), caps, strict=True) if not found)
+    points = replace(
+        request.edit,
+        caps=(*request.edit.caps, *(cap for found in caps for cap in found)),
+        cap_path=path if bare else (),
+        outers=bare,
+        outer_depth=1,
+    )
     return replace(
         request,
-        sequences=request.sequences * max((width for width, _, _ in each), default=1),
+        sequences=request.sequences * max(fields.width(options, limits) for options in each),
         max_output_tokens=cap,
-        min_output_tokens=max(0, (cap or minimum) if ignores else minimum),
+        min_output_tokens=max(0, (cap or least) if ignores else least),
         ignore_eos=ignores,
+        schema_bytes=max(request.schema_bytes, *(schemas.guard(options, limits) for options in each)),
+        edit=points,
     )
 
 
-def _listed(options: Mapping[str, Json], param: str, limits: BodyLimits) -> tuple[int, CapField, int]:
-    """(sequences per prompt, cap, least output) of one entry in a list of options."""
-    widths = [fields.integer(options.get(name), f"{param}.{name}") or 1 for name in fields.WIDTH_NAMES]
-    if not all(1 <= width <= limits.max_sequences for width in widths):
-        raise BadRequest(400, "invalid_value", f"{param} asks for too many sequences.", param)
-    cap = fields.integer(options.get("max_new_tokens"), f"{param}.max_new_tokens")
-    least = fields.integer(options.get("min_new_tokens"), f"{param}.min_new_tokens") or 0
-    unlimited = cap is not None and cap < 0
-    return max(widths), CapField(param, (0, 0), None if unlimited else cap, unlimited), least
+def _places(each: list[Members]) -> list[Span]:
+    """Spans of the objects, their ends as far as an insertion behind the opening brace needs them."""
+    return [(o.start - 1, max((end for _, end in o.spans.values()), default=o.start) + 1) for o in each]
 
 
 def vertex(members: Members, route: Route, limits: BodyLimits) -> InferenceRequest:

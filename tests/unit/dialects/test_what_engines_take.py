@@ -210,6 +210,11 @@ def test_sampling_parameters(body: dict[str, Any], sequences: int, cap: int | No
             '{"token_ids":[1],"sampling_params":{"max_tokens":3}}',
         ),
         (
+            GENERATE,
+            '{"text":["x","y","z"],"sampling_params":[ {"max_new_tokens":9} , {"stop":["a"],"n":1},{}]}',
+            '{"text":["x","y","z"],"sampling_params":[ {"max_new_tokens":3} , {"max_new_tokens":3,"stop":["a"],"n":1},{"max_new_tokens":3}]}',
+        ),
+        (
             "/vertex_generate",
             '{"instances":[{"text":"x"}],"parameters":null}',
             '{"instances":[{"text":"x"}],"parameters":{"sampling_params":{"max_new_tokens":3}}}',
