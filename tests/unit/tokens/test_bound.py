@@ -17,6 +17,7 @@ from extproc.tokens import PromptCounter, bound, text_bound
 from extproc.tokens.encoders import Vocabulary
 from tests.unit.dialects.asking import request
 
+
 def longest(text: str) -> int:
     """Bytes of the longest composed form, or characters of the decomposed one that accent-stripping tokenizers see."""
     composed = len(unicodedata.normalize("NFC", text).encode()), len(unicodedata.normalize("NFKC", text).encode())
