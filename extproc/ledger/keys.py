@@ -44,7 +44,7 @@ def pattern(pool: str) -> str:
 
 #: What the ledger and the decision log run, alone or inside scripts; nothing else is needed.
 COMMANDS = (
-    "evalsha", "script|load", "time", "hget", "hmget", "hset", "hdel", "hexists", "hincrby", "hgetall", "hlen", "zadd", "zrem",
+    "evalsha", "script|load", "time", "hget", "hmget", "hset", "hdel", "hincrby", "hgetall", "hlen", "zadd", "zrem",
     "zcard", "zcount", "zrangebyscore", "zrangebylex", "zremrangebyscore", "xadd", "xrevrange", "xread",
 )  # fmt: skip
 

@@ -7,7 +7,8 @@ place, and its late reply is thrown away.
 
 There is no offline queue: while the connection is away a call fails at once. A failure says whether the command can
 have run: ``NotRun`` (it did not) or ``OutcomeUnknown``. Only a command that the server sent elsewhere is sent again, to
-where it belongs by then, and within the deadline of its call.
+where it belongs by then, and early enough for its answer to come before the call's deadline. A connection that is given
+up because of that answers first what is under way on it.
 """
 
 from __future__ import annotations
@@ -28,24 +29,33 @@ from extproc.ledger.shared import Carrier, Part
 log = logging.getLogger("kvgate.ledger")
 
 CONNECT_TIMEOUT_S = 1.0
-#: Reconnecting starts this fast and slows down to RETRY_MAX_S.
-RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
+#: Logging in and loading the scripts, on a new connection.
+PREPARE_TIMEOUT_S = 2.0
+#: Reconnecting starts this fast, so that a call that was sent elsewhere finds the way there within its deadline, and
+#: slows down to RETRY_MAX_S.
+RETRY_MIN_S, RETRY_MAX_S = 0.005, 1.0
 #: So many calls in a row without an answer in time open the circuit ...
 FAILURES_TO_OPEN = 3
 #: ... for this long: calls with a shorter deadline than PATIENT_S fail at once, the patient ones go on.
 OPEN_S, PATIENT_S = 0.5, 0.5
 #: A connection on which calls wait and nothing at all has come for this long is dropped and built anew. With Sentinels
-#: or a cluster a failover has to take longer than this and one call, or a stopped master that goes on is believed.
+#: or a cluster a failover has to take longer than this, or a stopped master that goes on is believed.
 STALL_S = 1.5
+#: How often that is looked at.
+WATCH_S = 0.25
 #: More unanswered calls than this are refused at once: they could not be served in time.
 MAX_PENDING = 8192
-#: Replies that say "not here": the connection is built anew. The command did not run.
-ELSEWHERE = ("MOVED", "READONLY", "MASTERDOWN")
+#: Replies that say "not here", or "not on a connection like this" (a server that forgot the scripts is prepared again):
+#: the connection is built anew. The command did not run.
+ELSEWHERE = ("MOVED", "READONLY", "MASTERDOWN", "NOSCRIPT")
 #: Replies of a cluster whose slot is between two nodes. Following ASK would not help: the node that takes the slot over
 #: runs nothing on several keys before it has them all, and a stream must not grow in two places.
 UNDER_WAY = ("ASK", "TRYAGAIN")
 #: Pause before a command that met a slot under way is sent again.
 UNDER_WAY_S = 0.005
+#: A command is sent again only while this much of its call's time is left, or a quarter of it where that is less: one
+#: that is under way at the deadline may run, and its call could not say any more that it did not.
+ANSWER_S = 0.25
 #: Replies that say "not now"; the command did not run.
 NOT_NOW = ("LOADING", "CLUSTERDOWN", "BUSY", "OOM", "NOAUTH", "WRONGPASS", "NOPERM", "MISCONF", "NOREPLICAS",
            "UNKILLABLE")  # fmt: skip
@@ -65,30 +75,9 @@ class OutcomeUnknown(LedgerDown):
     """No answer: the command may have run, or may run yet."""
 
 
-class _Batch:
-    """Stands in the line of waiting calls once for each of its commands; ``whole`` has all replies, in order.
-
-    A command that got none has the exception in its place.
-    """
-
-    __slots__ = ("_count", "_replies", "whole")
-
-    def __init__(self, count: int, whole: asyncio.Future[list[Any]]) -> None:
-        self._count = count
-        self._replies: list[Any] = []
-        self.whole = whole
-
-    def done(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self.whole.done()
-
-    def set_result(self, reply: Any) -> None:
-        """The reply to the next of its commands."""
-        self._replies.append(reply)
-        if len(self._replies) == self._count:
-            self.whole.set_result(self._replies)
-
-    set_exception = set_result
+_MEANING: dict[str, type[LedgerDown]] = {
+    **dict.fromkeys(NOT_NOW, NotRun), **dict.fromkeys(ELSEWHERE + UNDER_WAY, _Redirected),
+}  # fmt: skip
 
 
 class _Stream(asyncio.Protocol):
@@ -96,29 +85,36 @@ class _Stream(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
-        self._waiting: deque[asyncio.Future[Any] | _Batch | Carrier] = deque()
+        self._waiting: deque[asyncio.Future[Any] | Carrier] = deque()
         self._out: list[bytes | Carrier] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
+        self._heard_at_s = 0.0
+        #: Calls without an answer, those included that nobody waits for any more.
+        self.pending = 0
         self.closed = asyncio.Event()
-        self._waiting_since_s = 0.0
+        #: Takes no more commands and closes with its last reply.
+        self.retired = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
-        self._waiting_since_s = self._loop.time()
+        self._heard_at_s = self._loop.time()
         while (reply := self._reader.gets()) is not _INCOMPLETE:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_result(reply)
+            waiting = self._waiting.popleft()
+            self.pending -= len(waiting) if isinstance(waiting, Carrier) else 1
+            if not waiting.done():
+                waiting.set_result(reply)
+        if self.retired and not self._waiting:
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(OutcomeUnknown(f"connection lost: {exc or 'closed by the server'}"))
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_exception(OutcomeUnknown(f"connection lost: {exc or 'closed by the server'}"))
         self._transport = None
         self.closed.set()
 
@@ -129,51 +125,54 @@ class _Stream(asyncio.Protocol):
         return str(self._transport.get_extra_info("peername")[0])
 
     @property
-    def pending(self) -> int:
-        return len(self._waiting)
-
-    @property
     def stalled(self) -> bool:
         """Whether calls wait and the server has said nothing for STALL_S."""
-        return bool(self._waiting) and self._loop.time() - self._waiting_since_s > STALL_S
+        return bool(self._waiting) and self._loop.time() - self._heard_at_s > STALL_S
 
     def send(self, command: bytes | Part) -> asyncio.Future[Any]:
         """The reply to a command, or the answer to a part, which travels with those sent just before it."""
+        if self._transport is None or self.retired or self._transport.is_closing():
+            raise NotRun("the ledger's connection is closed")
         future = self._loop.create_future()
+        self.pending += 1
         if isinstance(command, bytes):
-            self._put(command, (future,))
+            self._put(command, future)
             return future
         last = self._out[-1] if self._out else None
         if not isinstance(last, Carrier) or not last.takes(command):
             last = Carrier(command.kind)
-            self._put(last, (last,))
+            self._put(last, last)
         last.add(command, future)
         return future
 
-    def send_all(self, packed: Sequence[bytes]) -> asyncio.Future[list[Any]]:
-        """Several commands with one future for all their replies (an exception for each that got none)."""
-        batch = _Batch(len(packed), self._loop.create_future())
-        self._put(b"".join(packed), (batch,) * len(packed))
-        return batch.whole
-
-    def _put(self, command: bytes | Carrier, waiting: Sequence[asyncio.Future[Any] | _Batch | Carrier]) -> None:
-        if self._transport is None or self._transport.is_closing():
-            raise NotRun("the ledger's connection is closed")
+    def _put(self, command: bytes | Carrier, waiting: asyncio.Future[Any] | Carrier) -> None:
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(command)
         if not self._waiting:
-            self._waiting_since_s = self._loop.time()
-        self._waiting.extend(waiting)
+            self._heard_at_s = self._loop.time()
+        self._waiting.append(waiting)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
         if self._transport is not None:
             self._transport.write(b"".join([each if isinstance(each, bytes) else each.packed() for each in out]))
 
+    def retire(self) -> None:
+        """Take no more commands; close when what is under way has its replies."""
+        self.retired = True
+        if not self._waiting:
+            self.close()
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+
+def _expire(future: asyncio.Future[Any]) -> None:
+    """The deadline; a reply that came in the same turn of the loop comes first."""
+    if not future.done():
+        future.set_exception(TimeoutError())
 
 
 def pack(*parts: bytes | str | int) -> bytes:
@@ -195,6 +194,8 @@ class Link:
         self._failures = 0
         self._open_until_s = 0.0
         self._moved_to: tuple[str, int] | None = None
+        #: Why the connection is being built anew while nothing is wrong with the server: calls wait for it.
+        self._sent_on: str | None = None
         #: The host of the URL to ask first: one that does not answer is asked last.
         self._first = 0
         self._task: asyncio.Task[None] | None = None
@@ -210,20 +211,16 @@ class Link:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        stream = self._stream
-        self.drop("closed")
-        if stream is not None:
-            await stream.closed.wait()
+        if self._stream is not None:
+            await self._stream.closed.wait()
+        self._leave("closed")
         await asyncio.sleep(0)  # a connection attempt that was just cancelled closes its socket in the next turn
 
-    def drop(self, why: str) -> None:
-        """Abandon the connection; the background task builds a new one."""
+    def _leave(self, why: str) -> None:
+        """Send nothing more on this connection; the background task builds a new one when it is closed."""
         self.up.clear()
-        self.last_error = why
+        self._stream, self.last_error = None, why
         self._failures, self._open_until_s = 0, 0.0
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
 
     @property
     def usable(self) -> bool:
@@ -231,31 +228,46 @@ class Link:
         return self.up.is_set() and time.monotonic() >= self._open_until_s
 
     async def call(self, command: bytes | Part, timeout_s: float) -> Any:
-        """One command's reply, or a part's answer; errors as ``NotRun`` or ``OutcomeUnknown``, except NOSCRIPT, which is returned."""
+        """One command's reply, or a part's answer; errors as ``NotRun``, ``OutcomeUnknown`` or another ``LedgerDown``."""
         until_s = asyncio.get_running_loop().time() + timeout_s
+        again_until_s = until_s - min(ANSWER_S, timeout_s / 4)
         while True:
-            stream = self._stream
-            if stream is None or not self.up.is_set() or (timeout_s < PATIENT_S and not self.usable):
-                raise NotRun(f"ledger away: {self.last_error}")
-            if stream.pending >= MAX_PENDING:
-                raise NotRun(f"{MAX_PENDING} ledger calls unanswered")
-            try:
-                async with asyncio.timeout_at(until_s):
-                    reply = await stream.send(command)
-            except TimeoutError:
-                self._timed_out(stream, timeout_s)
-                raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None
-            if timeout_s < PATIENT_S:
-                self._failures, self._open_until_s = 0, 0.0
-            if not isinstance(reply, hiredis.ReplyError):
-                return reply
-            try:
-                return self._error(str(reply), reply, stream)
-            except _Redirected as redirected:
-                await self._until_there(until_s, redirected)
+            if self._sent_on is None:
+                stream = self._there(timeout_s)
+                reply = await self._answer(stream, stream.send(command), until_s, timeout_s)
+                if not isinstance(reply, hiredis.ReplyError):
+                    return reply
+                refused = self._refused(str(reply), stream)
+                if not isinstance(refused, _Redirected):
+                    raise refused
+            else:
+                refused = _Redirected(f"ledger answered {self._sent_on}")
+            await self._until_there(again_until_s, refused)
+
+    def _there(self, timeout_s: float) -> _Stream:
+        """The connection, for a call with this deadline; raises ``NotRun`` where it would not be tried."""
+        stream = self._stream
+        if stream is None or (timeout_s < PATIENT_S and not self.usable):
+            raise NotRun(f"ledger away: {self.last_error}")
+        if stream.pending >= MAX_PENDING:
+            raise NotRun(f"{MAX_PENDING} ledger calls unanswered")
+        return stream
+
+    async def _answer(self, stream: _Stream, future: asyncio.Future[Any], until_s: float, timeout_s: float) -> Any:
+        expiry = asyncio.get_running_loop().call_at(until_s, _expire, future)
+        try:
+            reply = await future
+        except TimeoutError:
+            self._timed_out(stream, timeout_s)
+            raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None
+        finally:
+            expiry.cancel()
+        if timeout_s < PATIENT_S:
+            self._failures, self._open_until_s = 0, 0.0
+        return reply
 
     async def _until_there(self, until_s: float, redirected: _Redirected) -> None:
-        """Wait until a command that was sent elsewhere may be sent again; raises ``redirected`` at the deadline."""
+        """Wait until a command that was sent elsewhere may be sent again; raises ``redirected`` where that is too late."""
         try:
             async with asyncio.timeout_at(until_s):
                 await asyncio.sleep(UNDER_WAY_S)
@@ -268,92 +280,80 @@ class Link:
 
         Raises ``LedgerDown`` where none can have run or not all were answered in time.
         """
-        stream = self._stream
-        if stream is None or not self.up.is_set():
-            raise NotRun(f"ledger away: {self.last_error}")
+        stream = self._there(PATIENT_S)
         try:
             async with asyncio.timeout(timeout_s):
-                replies = await stream.send_all(packed)
+                replies = await asyncio.gather(*map(stream.send, packed), return_exceptions=True)
         except TimeoutError:
-            self._timed_out(stream, timeout_s)
             raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None
-        return [self._read(reply, stream) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
-
-    def _read(self, reply: hiredis.ReplyError, stream: _Stream) -> Any:
-        try:
-            return self._error(str(reply), reply, stream)
-        except LedgerDown as refused:
-            return refused
+        return [self._refused(str(r), stream) if isinstance(r, hiredis.ReplyError) else r for r in replies]
 
     def _timed_out(self, stream: _Stream, timeout_s: float) -> None:
-        if stream is not self._stream:
-            return
-        if stream.stalled:
-            self.drop(f"nothing received for {STALL_S:.0f} s")
-        elif timeout_s < PATIENT_S:
+        if stream is self._stream and timeout_s < PATIENT_S:
             self._failures += 1
             if self._failures >= FAILURES_TO_OPEN:
                 self.last_error = f"{self._failures} calls in a row without an answer in time"
                 self._open_until_s = time.monotonic() + OPEN_S
 
-    def _error(self, message: str, reply: Any, stream: _Stream) -> Any:
+    def _refused(self, message: str, stream: _Stream) -> LedgerDown:
+        """What an error reply means; the first that says "elsewhere" retires its connection."""
         code = message.split(" ", 1)[0]
-        if code == "NOSCRIPT":
-            return reply
-        if code in ELSEWHERE:
+        if code in ELSEWHERE and not stream.retired:
             if code == "MOVED":
                 host, _, port = message.split(" ")[2].rpartition(":")
                 # A node that does not know the other's name means its own.
                 self._moved_to = (stream.peer if host in ("", "?") else host, int(port))
+            stream.retire()
             if stream is self._stream:
-                self.drop(message)
-        if code in ELSEWHERE or code in UNDER_WAY:
-            raise _Redirected(f"ledger answered {message}")
-        if code in NOT_NOW:
-            raise NotRun(f"ledger answered {message}")
-        raise LedgerDown(f"ledger answered {message}")
+                self._leave(message)
+                self._sent_on = message
+        return _MEANING.get(code, LedgerDown)(f"ledger answered {message}")
 
     async def _run(self) -> None:
         pause_s, told = RETRY_MIN_S, ""
         while True:
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S * 3):
-                    stream = await self._open()
+                stream = await self._open()
             except (OSError, TimeoutError, LedgerDown) as e:
                 self.last_error = str(e) or "timed out"
-                self._first += 1
-                if self._moved_to is None and self.last_error != told:  # being sent on is no news
-                    told = self.last_error
-                    log.warning("ledger %s away: %s", self._address.printable, told)
+                if self._moved_to is None:  # being sent on is no news, and its calls go on waiting
+                    self._sent_on = None
+                    self._first += 1
+                    if self.last_error != told:
+                        told = self.last_error
+                        log.warning("ledger %s away: %s", self._address.printable, told)
                 await asyncio.sleep(pause_s)
                 pause_s = min(RETRY_MAX_S, pause_s * 2)
                 continue
             pause_s, told = RETRY_MIN_S, ""
-            self._stream = stream
+            self._stream, self._sent_on = stream, None
             self.up.set()
             log.info("ledger %s connected", self._address.printable)
-            await stream.closed.wait()
+            try:
+                why = await self._gone(stream)
+            finally:
+                stream.close()
             if stream is self._stream:
-                self.drop("connection lost")
+                self._leave(why)
+
+    async def _gone(self, stream: _Stream) -> str:
+        """Wait until a connection is closed or stalls; says which."""
+        while not stream.closed.is_set():
+            try:
+                async with asyncio.timeout(WATCH_S):
+                    await stream.closed.wait()
+            except TimeoutError:
+                if stream.stalled:
+                    return f"nothing received for {STALL_S} s"
+        return "connection lost"
 
     async def _open(self) -> _Stream:
         moved, self._moved_to = self._moved_to, None
         host = moved or await self._master()
         stream = await self._connect(host)
         try:
-
-            async def ask(*parts: bytes | str | int) -> Any:
-                reply = await stream.send(pack(*parts))
-                if isinstance(reply, hiredis.ReplyError):
-                    return self._error(str(reply), reply, stream)
-                return reply
-
-            login = self._address.login.command()
-            if login is not None:
-                await ask(*login)
-            if self._address.db:
-                await ask("SELECT", self._address.db)
-            await self._on_up(ask)
+            async with asyncio.timeout(PREPARE_TIMEOUT_S):
+                await self._prepare(stream)
             if self._address.kind == "sentinel" and host != await self._master():
                 # It was stopped while another was promoted, and has not heard of it yet.
                 raise NotRun("the master changed while it was asked")
@@ -361,6 +361,22 @@ class Link:
             stream.close()
             raise
         return stream
+
+    async def _prepare(self, stream: _Stream) -> None:
+        """Log in, and do what has to be done on every new connection."""
+
+        async def ask(*parts: bytes | str | int) -> Any:
+            reply = await stream.send(pack(*parts))
+            if isinstance(reply, hiredis.ReplyError):
+                raise self._refused(str(reply), stream)
+            return reply
+
+        login = self._address.login.command()
+        if login is not None:
+            await ask(*login)
+        if self._address.db:
+            await ask("SELECT", self._address.db)
+        await self._on_up(ask)
 
     async def _connect(self, host: tuple[str, int] | None) -> _Stream:
         loop = asyncio.get_running_loop()
@@ -373,39 +389,45 @@ class Link:
         return stream
 
     async def _master(self) -> tuple[str, int] | None:
-        """The host to connect to: the URL's, whichever of a cluster's is next, or what a Sentinel names."""
+        """The host to connect to: the URL's, whichever of a cluster's is next, or what the Sentinels name."""
         a = self._address
-        if a.kind == "single":
-            return a.hosts[0] if a.hosts else None
-        first = self._first % len(a.hosts)
-        hosts = a.hosts[first:] + a.hosts[:first]
-        if a.kind == "cluster":
-            return hosts[0]
-        problems: list[str] = []
-        for host in hosts:
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    found = await self._ask_sentinel(host)
-            except (OSError, TimeoutError, LedgerDown) as e:
-                problems.append(f"{host[0]}:{host[1]}: {str(e) or 'timed out'}")
-                continue
-            if found is not None:
-                return found
-            problems.append(f"{host[0]}:{host[1]}: knows no master {a.service!r}")
-        raise NotRun("; ".join(problems))
+        if a.kind == "sentinel":
+            return await self._named()
+        return a.hosts[self._first % len(a.hosts)] if a.hosts else None
 
-    async def _ask_sentinel(self, host: tuple[str, int]) -> tuple[str, int] | None:
-        """The master's address as this Sentinel knows it; None where it knows no such master."""
+    async def _named(self) -> tuple[str, int]:
+        """The master by the Sentinel that knows of the latest failover: the others hear of one seconds later."""
+        views = await asyncio.gather(*(self._view(host) for host in self._address.hosts))
+        known = [view for view in views if not isinstance(view, str)]
+        if not known:
+            raise NotRun("; ".join(view for view in views if isinstance(view, str)))
+        return max(known, key=lambda view: view[0])[1]
+
+    async def _view(self, sentinel: tuple[str, int]) -> tuple[int, tuple[str, int]] | str:
+        """The number of the last failover this Sentinel knows of, and the master since; or what is wrong with it."""
+        where = f"{sentinel[0]}:{sentinel[1]}"
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                found, state = await self._ask_sentinel(sentinel)
+        except (OSError, TimeoutError, LedgerDown) as e:
+            return f"{where}: {str(e) or 'timed out'}"
+        if found is None or isinstance(found, hiredis.ReplyError):
+            return f"{where}: knows no master {self._address.service!r}"
+        # One that may not be asked for its state knows of no failover.
+        fields = {} if isinstance(state, hiredis.ReplyError) else dict(zip(state[::2], state[1::2], strict=True))
+        return int(fields.get(b"config-epoch", -1)), (found[0].decode(), int(found[1]))
+
+    async def _ask_sentinel(self, host: tuple[str, int]) -> tuple[Any, Any]:
+        """The replies about the master's address and about its state."""
         stream = await self._connect(host)
         try:
             login = self._address.sentinel_login.command()
             if login is not None:
                 await stream.send(pack(*login))
-            reply: Sequence[bytes] | hiredis.ReplyError | None = await stream.send(
-                pack("SENTINEL", "get-master-addr-by-name", self._address.service)
+            found, state = await asyncio.gather(
+                stream.send(pack("SENTINEL", "get-master-addr-by-name", self._address.service)),
+                stream.send(pack("SENTINEL", "MASTER", self._address.service)),
             )
+            return found, state
         finally:
             stream.close()
-        if reply is None or isinstance(reply, hiredis.ReplyError):
-            return None
-        return reply[0].decode(), int(reply[1])

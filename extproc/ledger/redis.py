@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import hiredis
-
 from extproc.errors import LedgerDown
 from extproc.ledger import keys, scripts, wire
 from extproc.ledger.address import parse
@@ -141,7 +139,7 @@ class RedisLedger(Ledger):
         """See ``Ledger.reserve``; after ``LedgerDown`` the rid must not be used again."""
         try:
             part = Part(self._reserve, wire.reserve(request))
-            answer = await self._call("reserve", part, self._deadline_s)
+            answer = await self._call(part, self._deadline_s)
         except NotRun:
             raise
         except (LedgerDown, asyncio.CancelledError):
@@ -250,17 +248,11 @@ class RedisLedger(Ledger):
         return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (self._heads[name], len(clock), clock, len(payload), payload)
 
     async def _run(self, name: str, payload: bytes, timeout_s: float) -> Any:
-        return await self._call(name, self._command(name, payload), timeout_s)
+        return await self._call(self._command(name, payload), timeout_s)
 
-    async def _call(self, name: str, command: bytes | Part, timeout_s: float) -> Any:
+    async def _call(self, command: bytes | Part, timeout_s: float) -> Any:
         began = time.perf_counter()
         reply = await self._link.call(command, timeout_s)
-        if isinstance(reply, hiredis.ReplyError):  # NOSCRIPT: the server forgot its scripts; the command did not run
-            left_s = timeout_s - (time.perf_counter() - began)
-            await self._link.call(pack("SCRIPT", "LOAD", self._scripts[name].text), left_s)
-            reply = await self._link.call(command, timeout_s - (time.perf_counter() - began))
-            if isinstance(reply, hiredis.ReplyError):
-                raise NotRun(f"ledger answered {reply}")
         took = time.perf_counter() - began
         self._latency_s += (took - self._latency_s) * (LATENCY_WEIGHT if self._latency_s else 1.0)
         return reply
@@ -276,7 +268,7 @@ class RedisLedger(Ledger):
         self._fresh = False  # whatever is found empty from now on was lost
 
     async def _end(self, ends: Sequence[End], late_s: Sequence[float], timeout_s: float) -> list[EndResult]:
-        ended = await self._call("end", Part(self._ends, wire.ends(ends, late_s)), timeout_s)
+        ended = await self._call(Part(self._ends, wire.ends(ends, late_s)), timeout_s)
         return [EndResult(bool(released)) for released in ended]
 
     def _keep(self, ends: Sequence[End]) -> None:

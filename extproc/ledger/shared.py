@@ -41,6 +41,9 @@ class Carrier:
         self._payloads: list[bytes] = []
         self._futures: list[asyncio.Future[Any]] = []
 
+    def __len__(self) -> int:
+        return len(self._futures)
+
     def takes(self, part: Part) -> bool:
         """Whether ``part`` may travel along."""
         return part.kind is self.kind and len(self._payloads) < self.kind.most

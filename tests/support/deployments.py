@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.support.valkey import ValkeyServer, command
 
-#: Failovers begin after this long: more than kvgate needs to give up a silent connection (``link.STALL_S`` and a call).
+#: Failovers begin after this long: more than kvgate needs to give up a silent connection (``link.STALL_S``).
 FAILOVER_AFTER_MS = 3000
 WHOLE_WITHIN_S = 40.0
 SLOTS = 16384

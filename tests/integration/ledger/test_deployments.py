@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -18,7 +19,7 @@ from extproc.ledger.address import parse
 from extproc.ledger.redis import RedisLedger
 from tests.integration.ledger.test_outages import PLACE, blocks, raw, until
 from tests.support import certificate
-from tests.support.deployments import ValkeyCluster, ValkeySentinels, in_step, info
+from tests.support.deployments import SERVICE, ValkeyCluster, ValkeySentinels, in_step, info
 from tests.support.deployments import until as wait
 from tests.support.ledgers import ask, candidate, device, end, need, record, report, reservation
 from tests.support.valkey import ValkeyServer, command, redis_binary
@@ -134,15 +135,31 @@ def cluster(binary: str | None) -> Iterator[ValkeyCluster]:
         yield made
 
 
-async def connected(url: str, pool: str, deadline_s: float = 5.0) -> RedisLedger:
-    """A ledger that works."""
-    ledger = await RedisLedger.connect(url, pool, deadline_s=deadline_s, fresh=True, wait_s=10.0)
-    await until(lambda: ledger.status.state == "ok", 20)
-    return ledger
+class Connect(Protocol):
+    """What ``connected`` gives."""
+
+    async def __call__(self, url: str, pool: str, deadline_s: float = 5.0) -> RedisLedger:
+        """A ledger that works."""
+
+
+@pytest.fixture
+async def connected() -> AsyncIterator[Connect]:
+    """Makes ledgers that work, and closes them however the test ends."""
+    made: list[RedisLedger] = []
+
+    async def connect(url: str, pool: str, deadline_s: float = 5.0) -> RedisLedger:
+        ledger = await RedisLedger.connect(url, pool, deadline_s=deadline_s, fresh=True, wait_s=10.0)
+        made.append(ledger)
+        await until(lambda: ledger.status.state == "ok", 20)
+        return ledger
+
+    yield connect
+    for ledger in made:
+        await ledger.close()
 
 
 @pytest.mark.chaos
-async def test_a_sentinel_failover_is_followed(sentinels: ValkeySentinels, pool: str) -> None:
+async def test_a_sentinel_failover_is_followed(sentinels: ValkeySentinels, pool: str, connected: Connect) -> None:
     """The master is killed and one Sentinel does not answer; the ledger is on the promoted replica with its reservations."""
     ledger = await connected(sentinels.url, pool)
     assert (await ledger.reserve(ask("1", PLACE))).chosen == 0
@@ -153,12 +170,13 @@ async def test_a_sentinel_failover_is_followed(sentinels: ValkeySentinels, pool:
     first.pause()
     await until(lambda: ledger.status.state == "ok", 30)
     assert await blocks(ledger) == 10
-    await ledger.close()
     first.resume()
 
 
 @pytest.mark.chaos
-async def test_a_stopped_master_that_goes_on_is_not_believed(sentinels: ValkeySentinels, pool: str) -> None:
+async def test_a_stopped_master_that_goes_on_is_not_believed(
+    sentinels: ValkeySentinels, pool: str, connected: Connect
+) -> None:
     """It was stopped until another was promoted, and goes on as a master: nothing is admitted there any more."""
     ledger = await connected(sentinels.url, pool, deadline_s=0.2)
     master = sentinels.master()
@@ -181,22 +199,39 @@ async def test_a_stopped_master_that_goes_on_is_not_believed(sentinels: ValkeySe
     await until(lambda: ledger.status.state == "ok" and ledger.status.kept_ends == 0, 20)
     assert admitted
     assert set(admitted) <= {held.reservation.rid for held in await ledger.reservations("a")}
-    await ledger.close()
 
 
 @pytest.mark.chaos
-async def test_pools_spread_over_a_cluster_and_every_script_stays_in_one_slot(cluster: ValkeyCluster) -> None:
+async def test_the_sentinel_that_knows_of_the_latest_failover_is_believed(
+    sentinels: ValkeySentinels, pool: str, connected: Connect
+) -> None:
+    """One was stopped meanwhile and goes on naming the old master, which goes on too; it is asked first."""
+    old, late = sentinels.master(), sentinels.sentinels[2]
+    late.pause()
+    old.pause()
+    await asyncio.to_thread(wait, lambda: sentinels.master() is not old, 40, "a replica is promoted")
+    late.resume()
+    old.resume()
+    hosts = [late, *sentinels.sentinels[:2]]
+    url = f"redis+sentinel://{','.join(f'127.0.0.1:{one.port}' for one in hosts)}/{SERVICE}"
+    ledger = await connected(url, pool)
+    assert f"tcp_port:{sentinels.master().port}\r" in (await raw(ledger, "INFO", "server")).decode()
+
+
+@pytest.mark.chaos
+async def test_pools_spread_over_a_cluster_and_every_script_stays_in_one_slot(
+    cluster: ValkeyCluster, connected: Connect
+) -> None:
     """Whichever node is asked first, MOVED leads to the right one; no CROSSSLOT."""
     holders = set()
     for name in ("p1", "p2", "p3", "p4", "p5", "p6"):
         ledger = await connected(cluster.url, name)
         await whole_life(ledger)
-        await ledger.close()
         holders.add(cluster.owner(cluster.slot(keys.key(name, "meta"))))
     assert len(holders) > 1
 
 
-async def test_a_node_that_does_not_answer_is_asked_last(cluster: ValkeyCluster) -> None:
+async def test_a_node_that_does_not_answer_is_asked_last(cluster: ValkeyCluster, connected: Connect) -> None:
     """The first host of the URL is stopped; the pool lives elsewhere."""
     first = cluster.nodes[0]
     pool = next(name for n in range(100) if cluster.owner(cluster.slot(keys.key(name := f"p{n}", "meta"))) is not first)
@@ -204,22 +239,22 @@ async def test_a_node_that_does_not_answer_is_asked_last(cluster: ValkeyCluster)
     try:
         ledger = await connected(cluster.url, pool)
         assert (await ledger.reserve(ask("1", PLACE))).chosen == 0
-        await ledger.close()
     finally:
         first.resume()
 
 
-async def test_a_node_that_does_not_say_its_name_means_its_own(cluster: ValkeyCluster, pool: str) -> None:
+async def test_a_node_that_does_not_say_its_name_means_its_own(
+    cluster: ValkeyCluster, pool: str, connected: Connect
+) -> None:
     """MOVED without a host: the port is one of the host that was asked."""
     for node in cluster.nodes:
         assert command(node.port, "CONFIG", "SET", "cluster-preferred-endpoint-type", "unknown-endpoint") == b"OK"
     for node in cluster.nodes:
         ledger = await connected(f"redis+cluster://127.0.0.1:{node.port}", pool)
         assert await ledger.time_s() > 0
-        await ledger.close()
 
 
-async def test_a_call_is_sent_again_where_its_slot_went(cluster: ValkeyCluster, pool: str) -> None:
+async def test_a_call_is_sent_again_where_its_slot_went(cluster: ValkeyCluster, pool: str, connected: Connect) -> None:
     """MOVED within the deadline: one call, one reservation, nobody sees the move."""
     ledger = await connected(cluster.url, pool)
     assert (await ledger.reserve(ask("1", PLACE))).chosen == 0
@@ -228,11 +263,39 @@ async def test_a_call_is_sent_again_where_its_slot_went(cluster: ValkeyCluster, 
     assert (await ledger.reserve(ask("2", PLACE))).chosen == 0
     assert (await blocks(ledger), ledger.status.unknown_outcomes) == (20, 0)
     assert cluster.owner(cluster.slot(keys.key(pool, "meta"))) is new
-    await ledger.close()
+
+
+async def test_under_load_every_call_follows_the_slot(cluster: ValkeyCluster, pool: str, connected: Connect) -> None:
+    """It moves while calls are always under way: none fails, none is unknown, none is run twice."""
+    ledger = await connected(cluster.url, pool, deadline_s=30.0)
+    place = candidate(n=need(1), static_capacity_blocks=1_000_000)
+    slot, moved = cluster.slot(keys.key(pool, "meta")), asyncio.Event()
+
+    async def client(name: int) -> int:
+        for turn in itertools.count():
+            if moved.is_set():
+                return turn
+            assert (await ledger.reserve(ask(f"{name}-{turn}", place))).chosen == 0
+            if turn % 2:
+                (ended,) = await ledger.end([end(f"{name}-{turn}")])
+                assert ended.released
+        raise AssertionError("not reached")
+
+    def move() -> None:
+        with cluster.moving(slot):
+            pass
+
+    clients = [asyncio.create_task(client(name)) for name in range(100)]
+    await asyncio.to_thread(move)
+    moved.set()
+    turns = await asyncio.gather(*clients)
+    assert await blocks(ledger) == sum((turn + 1) // 2 for turn in turns)
+    assert (ledger.status.unknown_outcomes, ledger.status.kept_ends) == (0, 0)
+    assert [line for line in await ledger.audit() if line.stored != line.recomputed] == []
 
 
 async def test_while_a_slot_moves_nothing_runs_and_calls_wait_for_their_deadline(
-    cluster: ValkeyCluster, pool: str
+    cluster: ValkeyCluster, pool: str, connected: Connect
 ) -> None:
     """TRYAGAIN, then ASK: a short call fails as not run, a patient one is served when the slot has arrived."""
     ledger = await connected(cluster.url, pool, deadline_s=1.0)
@@ -254,11 +317,11 @@ async def test_while_a_slot_moves_nothing_runs_and_calls_wait_for_their_deadline
     assert (await ledger.reserve(ask("3", PLACE))).chosen == 0  # the id was not burnt: it never ran
     assert (await blocks(patient), ledger.status.unknown_outcomes) == (20, 0)
     assert [line for line in await patient.audit() if line.stored != line.recomputed] == []
-    await ledger.close()
-    await patient.close()
 
 
-async def test_a_slot_that_moves_cuts_no_script_off_half_way(cluster: ValkeyCluster, pool: str) -> None:
+async def test_a_slot_that_moves_cuts_no_script_off_half_way(
+    cluster: ValkeyCluster, pool: str, connected: Connect
+) -> None:
     """All keys are there, and an end would remove the last entry of one: who is losing the slot must not begin it."""
     ledger = await connected(cluster.url, pool, deadline_s=1.0)
     slot = cluster.slot(keys.key(pool, "meta"))
@@ -279,11 +342,10 @@ async def test_a_slot_that_moves_cuts_no_script_off_half_way(cluster: ValkeyClus
     await until(lambda: ledger.status.kept_ends == 0)
     assert await blocks(ledger) == 10
     assert [line for line in await ledger.audit() if line.stored != line.recomputed] == []
-    await ledger.close()
 
 
 async def test_a_slot_that_lost_its_data_on_the_way_is_told_from_an_empty_fleet(
-    cluster: ValkeyCluster, pool: str
+    cluster: ValkeyCluster, pool: str, connected: Connect
 ) -> None:
     """As after a failover to a replica that had nothing: the epoch changes, replicas are unknown."""
     ledger = await connected(cluster.url, pool)
@@ -293,7 +355,6 @@ async def test_a_slot_that_lost_its_data_on_the_way_is_told_from_an_empty_fleet(
         command(old.port, "FLUSHALL")
     assert (await ledger.reserve(ask("2", PLACE))).verdicts[0].refused_by == "unknown_state"
     assert (await ledger.snapshot()).epoch > before
-    await ledger.close()
 
 
 @pytest.mark.parametrize(

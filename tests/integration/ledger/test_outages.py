@@ -13,8 +13,9 @@ import pytest
 
 from extproc.errors import LedgerDown
 from extproc.ledger import keys
-from extproc.ledger.base import Ended
-from extproc.ledger.redis import RedisLedger
+from extproc.ledger.base import Ended, ReserveResult
+from extproc.ledger.link import OutcomeUnknown
+from extproc.ledger.redis import SHARED, RedisLedger
 from tests.support.ledgers import ask, candidate, end, need, record, reservation
 from tests.support.valkey import ValkeyServer
 
@@ -91,6 +92,40 @@ async def test_a_cancelled_reserve_is_compensated(ledger: RedisLedger) -> None:
         await call
     await until(lambda: ledger.status.kept_ends == 0)
     assert await blocks(ledger) == 0
+
+
+async def test_a_cancelled_call_takes_none_of_those_with_it(ledger: RedisLedger) -> None:
+    """Three reserves in one command; the second's client goes before and after it left."""
+    for turn, leaves in enumerate(["before", "after"]):
+        calls = [asyncio.create_task(ledger.reserve(ask(f"{turn}-{i}", PLACE))) for i in range(3)]
+        await asyncio.sleep(0)
+        if leaves == "after":
+            await asyncio.sleep(0)
+        calls[1].cancel()
+        first, gone, last = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(gone, asyncio.CancelledError)
+        assert [answer.chosen for answer in (first, last) if isinstance(answer, ReserveResult)] == [0, 0]
+    await until(lambda: ledger.status.kept_ends == 0)
+    live = {r.reservation.rid for r in await ledger.reservations("a")}
+    assert (live, ledger.status.unknown_outcomes) == ({"0-0", "0-2", "1-0", "1-2"}, 2)
+
+
+async def test_every_reserve_of_a_command_without_answer_is_compensated(server: ValkeyServer, pool: str) -> None:
+    """More than one command's worth, all at once: each fails as unknown, each rid is burnt."""
+    ledger = await RedisLedger.connect(server.url, pool, deadline_s=0.3, fresh=True)
+    assert (await ledger.reserve(ask("kept", PLACE))).chosen == 0
+    server.pause()
+    some = [asyncio.create_task(ledger.reserve(ask(f"lost{i}", PLACE))) for i in range(SHARED + 8)]
+    failed = await asyncio.gather(*some, return_exceptions=True)
+    assert all(isinstance(each, OutcomeUnknown) for each in failed)
+    assert (ledger.status.unknown_outcomes, ledger.status.kept_ends) == (len(some), len(some))
+    server.resume()
+    await until(lambda: ledger.status.kept_ends == 0 and ledger.status.state == "ok")
+    assert await blocks(ledger) == 10
+    for i in range(SHARED + 8):
+        late = await ledger.reserve(ask(f"lost{i}", PLACE))
+        assert (late.chosen, late.ended) == (None, True)
+    await ledger.close()
 
 
 async def test_a_killed_server_fails_calls_at_once_and_gets_the_ends_when_it_is_back(pool: str) -> None:
