@@ -68,7 +68,7 @@ def _show(result: Result) -> None:
     print("\n".join(table(result.without, result.with_)))
     figures = ", ".join(f"{name} {value}" for name, value in result.ledger.items())
     print(f"\nLedger at the end: {figures}")
-    print(f"Inputs counted differently by kvgate and engine: {result.miscounted}\n")
+    print(f"Inputs that kvgate counted below the engine's own figure: {result.undercounted}\n")
     for line in result.broken:
         print(f"broken: {line}")
     for check in result.checks:

@@ -62,7 +62,7 @@ class Result:
     checks: Sequence[report.Check]
     decisions: str
     ledger: Mapping[str, Any]
-    miscounted: int
+    undercounted: int
     broken: Sequence[str]
 
     @property
@@ -224,12 +224,12 @@ def _result(
         checks=report.checks(*runs, packed, idle, ledger, audit.returncode == 0, overflows),
         decisions=ask.kvgate("status", "-c", str(config_file), "--recent", "12").stdout.rstrip(),
         ledger=ledger,
-        miscounted=sum(_miscounted(row) for row in ask.status(config_file, recent=len(work))["recent"]),
+        undercounted=sum(_undercounted(row) for row in ask.status(config_file, recent=len(work))["recent"]),
         broken=[report.broken_line(outcome) for outcome in with_ if outcome.fate == "broken"],
     )
 
 
-def _miscounted(row: Mapping[str, Any]) -> bool:
-    """Whether kvgate's count of a request differs from what its engine then reported."""
+def _undercounted(row: Mapping[str, Any]) -> bool:
+    """Whether kvgate counted less than its engine then reported; on llama.cpp a count is a bound, a token above."""
     actual = row.get("actual_input_tokens")
-    return actual is not None and actual != row.get("input_tokens")
+    return actual is not None and actual > (row.get("input_tokens") or 0)
