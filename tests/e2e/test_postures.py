@@ -112,7 +112,7 @@ async def test_share_is_no_more_than_was_free(stack: Stack) -> None:
     await asyncio.sleep(1.0)  # the last snapshot shows them
     stack.valkey.pause()
     try:
-        shared = Streams(stack)
+        shared = Streams(stack, again=False)
         shared.start(5, chat("shared", LONG))
         await asyncio.sleep(1.0)
         refused = [task.result() for task in shared.tasks if task.done()]
@@ -138,7 +138,7 @@ async def test_share_is_no_more_than_was_free(stack: Stack) -> None:
 async def test_what_a_share_admitted_is_reserved_when_the_ledger_is_back(stack: Stack) -> None:
     """Streams that began without the ledger are in it as soon as it answers: no room is given away twice."""
     await settled(stack)
-    streams = Streams(stack)
+    streams = Streams(stack, again=False)
     stack.valkey.pause()
     try:
         await asyncio.sleep(2.5)  # long enough for the connection to be given up

@@ -79,10 +79,11 @@ class Streams:
     """Long streams in the background; ``ended_s`` is when the last of them was over (monotonic).
 
     They are what a test needs running before its fault, so one that a busy machine's ledger or ``serve`` did not answer in
-    time is sent again. One that was admitted is never sent again: what then befalls it is the test's subject.
+    time is sent again, unless refusals are the subject (``again`` false). One that was admitted is never sent again.
     """
 
     stack: Stack
+    again: bool = True
     tasks: list[asyncio.Task[Reply]] = field(default_factory=list)
     ended_s: float = 0.0
 
@@ -95,7 +96,7 @@ class Streams:
         while True:
             reply = await self.stack.send({**body, "stream": True}, timeout_s=timeout_s)
             self.ended_s = time.monotonic()
-            if reply.status == 200:
+            if reply.status == 200 or not self.again:
                 return reply
             print(f"a stream ended with {reply.status} {reply.headers.get('x-kvgate-reason')}")
             if reply.headers.get("x-kvgate-reason") not in NOT_YET or self.ended_s > until_s:

@@ -220,7 +220,8 @@ def test_a_broken_address_is_one_line() -> None:
 async def test_watch_goes_on_until_interrupted(config_file: Path) -> None:
     """`--watch --json` prints one object per page and ends with 0 on Ctrl-C."""
     code = (
-        "import argparse, sys\n"
+        "import argparse, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whatever the tests were started with
         "from extproc.commands import status\n"
         "status.WATCH_S = 0.05\n"
         "parser = argparse.ArgumentParser()\n"
