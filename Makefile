@@ -122,4 +122,4 @@ $(FUZZ)/.ready: requirements/fuzz.txt
 	on Linux x86_64; the Hypothesis machines alone: make test-unit ARGS='-m fuzz'" >&2; exit 1; }
 	@touch $@
 
-.PHONY: help demo test test-unit test-e2e test-install test-engines chaos fuzz bench soak load check format ground-truth proto envoy lock clean
+.PHONY: help demo test test-unit test-e2e test-install test-engines model chaos fuzz bench soak load check format ground-truth proto envoy lock clean
