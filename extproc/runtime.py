@@ -73,10 +73,18 @@ async def open_ledger(config: Config) -> Ledger:
 
 
 class Runtime:
-    """The parts of one process."""
+    """The parts of one process; ``clock_s`` is monotonic, ``spread`` draws from [0, 1) for retry times."""
 
     def __init__(
-        self, config: Config, models: ModelSet, ledger: Ledger, decisions: DecisionLog, metrics: Metrics
+        self,
+        config: Config,
+        models: ModelSet,
+        ledger: Ledger,
+        decisions: DecisionLog,
+        metrics: Metrics,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        spread: Callable[[], float] = random.random,
     ) -> None:
         self.config = config
         self.ledger = ledger
@@ -88,7 +96,7 @@ class Runtime:
         self.share = LocalShare()
         lines = {name: lane.queue for name, lane in config.lanes.items() if lane.queue is not None}
         self.holding: Holding[Decision] = Holding(lines, metrics.queue_depth)
-        self.fleet = Fleet(ledger, self._saw)
+        self.fleet = Fleet(ledger, self._saw, clock_s)
         self.spans = Spans.from_config(config.telemetry, version=VERSION, on_result=metrics.spans)
         self.counting = Counting.from_config(config)
         metrics.watch_counting(self.counting.stats, self.counting.remembered_bytes)
@@ -102,11 +110,11 @@ class Runtime:
             learning=self.learning,
             share=self.share,
             holding=self.holding,
-            clock_s=time.perf_counter,
-            spread=random.random,
+            clock_s=clock_s,
+            spread=spread,
         )
         self.completion = Completion(
-            config, ledger, self.learning, self.share, observer, self.fleet.view, self.holding.wake, time.monotonic
+            config, ledger, self.learning, self.share, observer, self.fleet.view, self.holding.wake, clock_s
         )
         self.service = Service(self.admission, self.completion, observer, self.gate, config.serve.max_body_bytes)
         self.admin = AdminServer({"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz})

@@ -120,14 +120,16 @@ class ReferenceLedger(Scrapes):
         return Verdict(refused, h.state, room, committed, room - committed, None if retry_us < 0 else retry_us / 1e6)
 
     def _room(self, q: ReserveRequest, c: Candidate, room: int, committed: int, fresh: bool, now: int) -> Room:
-        book = self.book
+        book, own_us = self.book, to_us(expected_s(c, q))
 
         def frees_in(wanted: int, by_blocks: bool, lane: str | None, others: bool) -> int:
-            return frees_in_us(book.walk(c.replica, by_blocks), wanted, lane, others, now)
+            return frees_in_us(book.walk(c.replica, by_blocks), wanted, lane, others, now, own_us)
 
         def lane_frees_in() -> int:
             times = [
-                frees_in_us(book.walk(o.replica, False), 0, q.lane, False, now) for o in q.candidates if not o.remote
+                frees_in_us(book.walk(o.replica, False), 0, q.lane, False, now, own_us)
+                for o in q.candidates
+                if not o.remote
             ]
             return min((t for t in times if t >= 0), default=-1)
 

@@ -5,6 +5,7 @@ Several of them on one ledger stand for several sidecars. What agents would repo
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +14,9 @@ from typing import Any
 
 import grpc
 
+from extproc.accesslog import EntryKind, LogRecord
 from extproc.config import load_text
-from extproc.ledger.base import DeviceReport, ReplicaReport, ReplicaState
+from extproc.ledger.base import DeviceReport, Ended, ReplicaReport, ReplicaState
 from extproc.ledger.inmemory import InMemoryLedger
 from extproc.modelset import ModelSet
 from extproc.runtime import Runtime
@@ -77,6 +79,24 @@ def device(free_mb: int | None, *, state: str = "ok", uuid: str = "GPU-0") -> De
     return DeviceReport(uuid, "n", "agent", time.time() - 0.1, state, 80 * 1024 * MIB, free)
 
 
+def ended(
+    decision: Decision,
+    how: Ended,
+    *,
+    status: int | None = None,
+    usage: dict[str, int] | None = None,
+    cluster: str = "gpu-0",
+    took_s: float = 2.0,
+) -> LogRecord:
+    """The entry that Envoy writes at the end of the exchange that ``decision`` let go on; it began ``took_s`` ago."""
+    fields: dict[str, Any] = dict(decision.metadata)
+    return LogRecord(
+        kind=EntryKind.END, rid=decision.rid, request_id="x", cluster=cluster, fields=fields, usage=usage or {}, how=how,
+        status=status, began_us=0, began_age_s=took_s, ended_age_s=0.0, first_byte_age_s=took_s / 2, duration_s=took_s,
+        response_bytes=400, attempts=1,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Answer:
     """What Envoy was told: ``status`` is 0 where the request goes on, then ``plan`` says where."""
@@ -101,9 +121,9 @@ class Stream:
         """The next message of Envoy's."""
         return next(self.sent, grpc.aio.EOF)
 
-    async def write(self, message: pb.ProcessingResponse) -> None:
+    async def write(self, message: bytes) -> None:
         """Keep it."""
-        self.written.append(message)
+        self.written.append(pb.ProcessingResponse.FromString(message))
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """No trace headers."""
@@ -115,15 +135,18 @@ class Stream:
 
 
 class Sidecar:
-    """One process of ``serve``; ``ledger`` is shared where several stand side by side."""
+    """One process of ``serve``; ``ledger`` is shared where several stand side by side.
 
-    def __init__(self, text: str, ledger: InMemoryLedger | None = None) -> None:
+    ``more`` goes to the ``Runtime``: another clock, another spread of retry times.
+    """
+
+    def __init__(self, text: str, ledger: InMemoryLedger | None = None, **more: Any) -> None:
         self.config = load_text(text, where="test")
         self.ledger = ledger or InMemoryLedger(time.time, periodic_s=1.0)
         self.log = RingLog(1000)
         self.metrics = Metrics.from_config(self.config)
         models = ModelSet.load(self.config, where="test")
-        self.runtime = Runtime(self.config, models, self.ledger, self.log, self.metrics)
+        self.runtime = Runtime(self.config, models, self.ledger, self.log, self.metrics, **more)
         self.runtime.gate.set(open_=True, wanted=True)
 
     async def see(self, *reports: ReplicaReport, devices: Sequence[DeviceReport] = ()) -> None:
@@ -140,9 +163,10 @@ class Sidecar:
     async def answer(self, *messages: pb.ProcessingRequest) -> list[Answer]:
         """What one ext_proc stream of these messages is answered, one by one."""
         stream = Stream(iter(messages))
-        await self.runtime.service.process(stream, stream)
+        last = await self.runtime.service.process(stream, stream)
+        await asyncio.sleep(0)  # the decision is told when its answer has left
         await self.runtime.service.settle()
-        return [understood(message) for message in stream.written]
+        return [understood(message) for message in (*stream.written, last) if message.WhichOneof("response")]
 
     async def reserved(self) -> list[str]:
         """Rids of everything live."""

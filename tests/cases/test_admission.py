@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from extproc.ledger.inmemory import InMemoryLedger
 from extproc.server import render
 from extproc.types import RequestHead
 from tests.cases.sidecar import Sidecar, chat, device, fleet, llamacpp, report, tokens
@@ -53,8 +54,13 @@ async def test_a04_a_burst_with_pictures_at_two_sidecars_gets_one_lanes_places(m
 
 async def test_a05_prompts_that_are_not_prefilled_yet_are_bounded_although_their_kv_fits(make: Make) -> None:
     """128 prompts of 2,048 tokens fit a pool of 900,000; the engine gets what it prefills within the TTFT budget."""
-    sidecar = make(fleet(target="{ttftBudgetMs: 2000, prefillTokensPerS: {floor: 8000, coldStart: 8000}}"))
-    await sidecar.see(report(tokens=900_000))
+    seen = report(tokens=900_000)
+    # The ledger's clock stands still: nothing is prefilled while they come, however long that takes.
+    ledger = InMemoryLedger(lambda: seen.scrape_end_at_s, periodic_s=1.0)
+    sidecar = make(
+        fleet(target="{ttftBudgetMs: 2000, prefillTokensPerS: {floor: 8000, coldStart: 8000}}"), ledger=ledger
+    )
+    await sidecar.see(seen)
     decisions = [await sidecar.decide(tokens(2048, max_tokens=128)) for _ in range(128)]
     found = Counter(decision.outcome for decision in decisions)
     assert set(found) == {"admit", "reject:prefill_busy"}

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 
-from extproc.accesslog import EntryKind, LogRecord
 from extproc.ledger.base import Ended
 from extproc.ledger.inmemory import InMemoryLedger
 from extproc.ledger.link import pack
 from extproc.ledger.redis import RedisLedger
-from extproc.types import Decision
-from tests.cases.sidecar import Sidecar, fleet, report, tokens
+from tests.cases.sidecar import Sidecar, ended, fleet, report, tokens
 from tests.support.ledgers import ask, candidate, end, need
 from tests.support.valkey import ValkeyServer
 
@@ -42,18 +39,6 @@ def sidecar(clock: Passing) -> Iterator[Sidecar]:
     made = Sidecar(fleet(lane="{concurrency: 10}"), InMemoryLedger(clock, periodic_s=1.0))
     yield made
     made.close()
-
-
-def ended(
-    decision: Decision, how: Ended, *, status: int | None = None, usage: dict[str, int] | None = None
-) -> LogRecord:
-    """The entry that Envoy writes at the end of the exchange that ``decision`` let go on."""
-    fields: dict[str, Any] = dict(decision.metadata)
-    return LogRecord(
-        kind=EntryKind.END, rid=decision.rid, request_id="x", cluster="gpu-0", fields=fields, usage=usage or {}, how=how,
-        status=status, began_us=0, began_age_s=2.0, ended_age_s=0.0, first_byte_age_s=1.0, duration_s=2.0,
-        response_bytes=400, attempts=1,
-    )  # fmt: skip
 
 
 async def test_e01_time_outs_of_the_engine_give_their_places_back(sidecar: Sidecar, clock: Passing) -> None:

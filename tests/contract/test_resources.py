@@ -276,6 +276,18 @@ async def test_retry_time_follows_the_earliest_ends_that_make_room(ledger: Ledge
     assert times == [5.0, 9.0, 20.0]
 
 
+async def test_an_overdue_reservation_is_given_more_the_longer_it_lasts(ledger: Ledger, clock: Clock) -> None:
+    """Half of its overrun, or a fifth of what the asker expects for itself, and a tenth of a second at least."""
+    await ledger.publish([report(clock())], [], 600)
+    await ledger.reserve(ask("1", candidate(n=need(100), expected_s=10.0)))
+    waits = []
+    for number, (passed_s, own_s) in enumerate([(10.0, 0.0), (2.0, 0.0), (0.0, 4.0), (0.0, 20.0)]):
+        clock.tick(passed_s + (0.001 if number == 0 else 0.0))
+        refused = await ledger.reserve(ask(f"n{number}", candidate(n=need(50), expected_s=own_s)))
+        waits.append(refused.verdicts[0].retry_after_s)
+    assert waits == [0.1, 1.0005, 1.0005, 4.0]
+
+
 async def test_foreign_load_has_no_known_end(ledger: Ledger, clock: Clock) -> None:
     """Where our own ends do not free enough, the retry time is unknown."""
     await ledger.publish([report(clock(), used_blocks=80, running=3)], [], 30)

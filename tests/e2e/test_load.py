@@ -24,7 +24,7 @@ def test_real_llamacpp_never_runs_out_of_cells() -> None:
 
 
 def test_who_comes_back_when_told_is_admitted() -> None:
-    """Steady overload with two deciders: returns at the given time are admitted far more often than by luck."""
+    """Steady overload with two deciders: every refusal says when, whoever returns then is let in, every answer is whole."""
     report = retry.run(retry.TEST, "")
     print(report.text())
     assert report.failed == []

@@ -45,13 +45,14 @@ local function walk(replica)
 end
 
 -- Time until `wanted` of column (1 blocks, 2 sequences) is free again, judged by the expected ends of the lane's (or,
--- with `lane_name` nil, all) reservations; one that is overdue is given a twentieth of its overrun more.
-local function frees_in(replica, wanted, column, lane_name, others)
+-- with `lane_name` nil, all) reservations; one that is overdue is given half of its overrun more, or a fifth of what the
+-- asker itself is expected to run (`run`).
+local function frees_in(run, replica, wanted, column, lane_name, others)
   local t = 0
   for _, one in ipairs(walk(replica)) do
     if not lane_name or (one[4] == lane_name) ~= (others or false) then
       local left = one[1] - now
-      if left < 0 then left = floor(-left / 20) + 100000 end
+      if left < 0 then left = max(floor(-left / 2), floor(run / 5), 100000) end
       t = max(t, left)
       wanted = wanted - one[column + 1]
       if wanted <= 0 then return t end
@@ -60,11 +61,11 @@ local function frees_in(replica, wanted, column, lane_name, others)
   return -1
 end
 
-local function lane_frees_in()
+local function lane_frees_in(run)
   local best = -1
   for _, c in ipairs(q[14]) do
     if c[3] == 0 then
-      local t = frees_in(c[2], 0, 2, lane)
+      local t = frees_in(run, c[2], 0, 2, lane)
       if t >= 0 and (best < 0 or t < best) then best = t end
     end
   end
@@ -99,30 +100,30 @@ local function live_in(name)
 end
 
 local function stocks(c, p, s, state, room, head)
-  local replica, need, keep = c[2], c[4], min(c[17], floor(room * 0.25))
+  local replica, need, keep, run = c[2], c[4], min(c[17], floor(room * 0.25)), c[23]
   -- An engine that is still loading reports a pool without blocks; that is no size to refuse by for good.
   if need > 0 and room <= 0 then return 'unknown_state', -1 end
   if need > room - keep or (c[21] >= 0 and need > floor(c[21] * room)) then return 'exceeds_pool', -1 end
   if s[S_N] > 0 then keep = keep + c[24] end
-  if head - need < keep then return 'insufficient_headroom', frees_in(replica, need + keep - head, 1) end
+  if head - need < keep then return 'insufficient_headroom', frees_in(run, replica, need + keep - head, 1) end
   if c[18] > 0 and c[19] >= 0 and c[7] > 0 and s[S_N] > 0 then
     local over = level_at(s, c[18], now) + c[7] - c[19]
     if over > 0 then
       if c[7] <= c[19] then return 'prefill_busy', floor(over / c[18] * 1000000) end
-      return 'prefill_busy', frees_in(replica, s[S_SEQ], 2)
+      return 'prefill_busy', frees_in(run, replica, s[S_SEQ], 2)
     end
   end
   local slots = (p and p[P_EXPIRES] > now) and p[P_MAXSEQ] or -1
   if slots < 0 then slots = c[15] end
   local seqs = min(c[8], slots)
-  if slots >= 0 and s[S_SEQ] + seqs > slots then return 'sequences_full', frees_in(replica, s[S_SEQ] + seqs - slots, 2) end
-  if q[9] >= 0 and live_in(lane) + 1 > q[9] then return 'lane_full', lane_frees_in() end
+  if slots >= 0 and s[S_SEQ] + seqs > slots then return 'sequences_full', frees_in(run, replica, s[S_SEQ] + seqs - slots, 2) end
+  if q[9] >= 0 and live_in(lane) + 1 > q[9] then return 'lane_full', lane_frees_in(run) end
   local own = s[S_LANES][lane] or 0
   if c[21] >= 0 and own + need > floor(c[21] * room) then
-    return 'lane_share', frees_in(replica, own + need - floor(c[21] * room), 1, lane)
+    return 'lane_share', frees_in(run, replica, own + need - floor(c[21] * room), 1, lane)
   end
   if c[22] >= 0 and s[S_KV] - own >= c[22] * room then
-    return 'lane_share', frees_in(replica, floor(s[S_KV] - own - c[22] * room) + 1, 1, lane, true)
+    return 'lane_share', frees_in(run, replica, floor(s[S_KV] - own - c[22] * room) + 1, 1, lane, true)
   end
   local device = devices_refuse(c, q[12])
   if device then return device, -1 end
