@@ -40,6 +40,11 @@ MAX_CONCURRENT_STREAMS = 100_000
 #: HTTP/2 keepalive of Envoy's own connections is 5 s; ours only has to notice a host that vanished.
 KEEPALIVE_MS = 20_000
 
+#: ``CONTINUES`` as gRPC sends them: all answers but a call's last one are written as bytes.
+_CONTINUES = {stage: answer.SerializeToString() for stage, answer in CONTINUES.items()}
+#: The last message of a stream that outlives its answer; Envoy has ended it by then and reads nothing more.
+_NOTHING_MORE = pb.ProcessingResponse()
+
 
 class Observer(Protocol):
     """Who is told about decisions (metrics, spans, the decision log)."""
@@ -126,12 +131,16 @@ class Service:
         self._answered: set[asyncio.Task[Any]] = set()
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Generic handlers under the full method names that Envoy and health checkers call."""
+        """Generic handlers under the full method names that Envoy and health checkers call.
+
+        To gRPC ``process`` is a call with one response, because only that leaves in one batch with the end of the stream.
+        On the wire it is the stream that Envoy calls, with the answers written before it.
+        """
         return [
             grpc.method_handlers_generic_handler(
                 wire.EXT_PROC_SERVICE,
                 {
-                    wire.EXT_PROC_PROCESS: grpc.stream_stream_rpc_method_handler(
+                    wire.EXT_PROC_PROCESS: grpc.stream_unary_rpc_method_handler(
                         self.process, pb.ProcessingRequest.FromString, pb.ProcessingResponse.SerializeToString
                     )
                 },
@@ -159,8 +168,8 @@ class Service:
             ),
         ]
 
-    async def process(self, _requests: AsyncIterator[pb.ProcessingRequest], context: Any) -> None:
-        """One exchange, over with its answer where nothing more can come; its end means nothing to the reservation.
+    async def process(self, _requests: AsyncIterator[pb.ProcessingRequest], context: Any) -> pb.ProcessingResponse:
+        """One exchange; returns its last message, which ends the stream. That end means nothing to the reservation.
 
         Messages are read from the call itself, which costs less than iterating over it.
         """
@@ -170,15 +179,18 @@ class Service:
         self._observer.exchange_began()
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
-                await self._step(call, message, context)
-                if call.written and call.one_body and _ends(message):
-                    # Nothing more can come. A stream left open would cost memory for as long as the response runs, and
-                    # gRPC loses over 100 bytes for ever whenever one is reset under a read (grpc/grpc#43360).
-                    return
+                answer = await self._step(call, message, context)
+                if answer is not None:
+                    if answer.HasField("immediate_response") or (call.one_body and _ends(message)):
+                        # Nothing more can come. gRPC loses over 100 bytes for ever with each read under which Envoy resets
+                        # a stream, and with each end of a stream that it has reset (grpc/grpc#43360), as it does with one
+                        # that refused: so the answer and the end leave as one.
+                        return answer
+                    await context.write(answer.SerializeToString())
+                    if task is not None:
+                        self._answered.add(task)
                 # Where the stream lives as long as its response, the request's body must not.
-                del message
-                if call.written and task is not None:
-                    self._answered.add(task)
+                del message, answer
         except asyncio.CancelledError:
             # Shutdown ends answered streams as if they were complete; Envoy's own cancellations go their way.
             if self._gate.open or not call.written or task is None:
@@ -192,12 +204,13 @@ class Service:
                 self._answered.discard(task)
             if call.pending is not None:
                 self._later(self._admission.abandon(call.pending))
+        return _NOTHING_MORE
 
-    async def _step(self, call: _Call, message: pb.ProcessingRequest, context: Any) -> None:
-        """Answer one message of Envoy's."""
+    async def _step(self, call: _Call, message: pb.ProcessingRequest, context: Any) -> pb.ProcessingResponse | None:
+        """The decision, where it is due with this message of Envoy's; any other message is answered here."""
         stage = message.WhichOneof("request")
         if stage is None:
-            return
+            return None
         exchange = call.exchange
         if stage == "request_headers":
             attributes = attributes_of(message)
@@ -209,11 +222,11 @@ class Service:
         else:
             action = self._feed(exchange, message, stage)
         if action is Action.CONTINUE:
-            await context.write(CONTINUES[stage])
-            return
+            await context.write(_CONTINUES[stage])
+            return None
         if action is Action.PROTOCOL_ERROR or exchange.head is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"unexpected {stage}")
-            return
+            return None
         call.pending = pending = self._admission.begin(exchange.head, call.owner)
         started_ns = time.perf_counter_ns()
         decision, answer = await self._answer(pending, exchange, action, stage, context)
@@ -225,11 +238,10 @@ class Service:
         if pending.touched_ledger:
             self._completion.answered(pending.who)
         exchange.forget_body()
-        try:
-            await context.write(answer)
-        finally:
-            # Also where the exchange was over before this task had its turn again.
-            self._observe(decision, pending, elapsed_ns, context)
+        # In the loop's next turn gRPC has the answer, and has not let go of the call; nothing that becomes of it can
+        # keep the decision from being told.
+        asyncio.get_running_loop().call_soon(self._observe, decision, pending, elapsed_ns, context)
+        return answer
 
     async def access_log(self, messages: AsyncIterator[pb.StreamAccessLogsMessage], _context: Any) -> Any:
         """Entries of one Envoy worker and logger; the first message names the Envoy."""
@@ -302,7 +314,7 @@ class Service:
                 decision = self._admission.too_large(pending)
             else:
                 decision = await self._admission.decide(
-                    pending, exchange.body, lambda wait_ms: context.write(hold(wait_ms))
+                    pending, exchange.body, lambda wait_ms: context.write(hold(wait_ms).SerializeToString())
                 )
             return decision, render(decision, stage, pending.head)
         except Exception:

@@ -16,7 +16,20 @@ from extproc.ledger.base import ReplicaState, ReserveRequest, ReserveResult
 from extproc.ledger.inmemory import InMemoryLedger
 from extproc.server import start
 from extproc.wire import pb
-from tests.cases.sidecar import BUFFERED, Answer, Sidecar, body, chat, device, fleet, head, report, tokens, trailers
+from tests.cases.sidecar import (
+    BUFFERED,
+    Answer,
+    Sidecar,
+    Stream,
+    body,
+    chat,
+    device,
+    fleet,
+    head,
+    report,
+    tokens,
+    trailers,
+)
 
 MODES = pb.ProtocolConfiguration
 Make = Callable[..., Sidecar]
@@ -64,6 +77,18 @@ async def test_d03_d09_a_mode_in_which_no_decision_can_route_is_refused_at_once(
     (answer,) = await sidecar.answer(head(mode=mode))
     assert (answer.status, answer.reason, answer.body["error"]["code"]) == (503, "internal", "internal_error")
     assert await sidecar.reserved() == []
+
+
+@pytest.mark.parametrize("mode", [BUFFERED, MODES.STREAMED])
+async def test_a_refusal_is_the_last_word(make: Make, mode: int) -> None:
+    """Envoy resets a stream that refuses, so nothing more is read or written on it: each such loss costs memory for ever."""
+    sidecar = make()
+    await sidecar.see(report())
+    stream = Stream(iter([head(mode=mode, content_length="99999999"), body(BODY)]))
+    last = await sidecar.runtime.service.process(stream, stream)
+    assert last.immediate_response.status.code == (413 if mode == BUFFERED else 503)
+    assert stream.written == []
+    assert [message.WhichOneof("request") for message in stream.sent] == ["request_body"]
 
 
 @pytest.mark.parametrize("mode", [MODES.NONE, MODES.STREAMED, MODES.BUFFERED_PARTIAL, MODES.FULL_DUPLEX_STREAMED])
