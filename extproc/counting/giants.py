@@ -17,9 +17,11 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from extproc.counting.specs import CounterSpec, load_specs
 from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from extproc.dialects import fields
 from extproc.dialects.content import IMAGE_PART, Gathered, clean, kind_of, take_image, text_of

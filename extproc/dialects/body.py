@@ -40,7 +40,10 @@ def decode_body(head: RequestHead, body: bytes, limits: BodyLimits) -> DecodedBo
     """
     if len(body) > limits.max_bytes:
         raise too_large(limits)
-    names = [name for part in head.headers.get("content-encoding", "").split(",") if (name := part.strip().lower())]
+    declared = head.headers.get("content-encoding")
+    if not declared:
+        return DecodedBody(body, False)
+    names = [name for part in declared.split(",") if (name := part.strip().lower())]
     names = [name for name in names if name != "identity"]
     if not names:
         return DecodedBody(body, False)

@@ -24,8 +24,11 @@ _MAX_INTEGER = 2**63 - 1
 #: Every name of a number of sequences per prompt (llama.cpp: n_cmpl; SGLang, TensorRT-LLM: beam_width).
 WIDTH_NAMES = ("n", "best_of", "beam_width", "n_cmpl")
 
+#: Every name of a least number of output tokens.
+MINIMUM_NAMES = ("min_tokens", "min_new_tokens")
+
 #: What, beside caps, must not be said twice in an object of options.
-OPTION_NAMES = frozenset({*WIDTH_NAMES, "min_tokens", "min_new_tokens", "ignore_eos", "num_ctx", "include_usage"})
+OPTION_NAMES = frozenset({*WIDTH_NAMES, *MINIMUM_NAMES, "ignore_eos", "num_ctx", "include_usage"})
 
 #: Every name of an output cap; the largest value present is the cap, because engines differ in precedence.
 CAP_NAMES = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "n_predict", "max_new_tokens")
@@ -101,11 +104,10 @@ def listing(value: Json, param: str) -> list[Json]:
 def caps(members: Members, names: Iterable[str] = CAP_NAMES) -> tuple[CapField, ...]:
     """Every cap present in one object; negative values (llama.cpp, Ollama: no limit) and null are no cap."""
     found = []
-    for name in names:
-        if name in members:
-            value = integer(members.get(name), members.param(name))
-            unlimited = value is not None and value < 0
-            found.append(CapField(members.param(name), members.spans[name], None if unlimited else value, unlimited))
+    for name in members.given(names):
+        value = integer(members.get(name), members.param(name))
+        unlimited = value is not None and value < 0
+        found.append(CapField(members.param(name), members.spans[name], None if unlimited else value, unlimited))
     return tuple(found)
 
 
@@ -118,7 +120,13 @@ def largest(found: Iterable[CapField]) -> int | None:
 
 def width(members: Members, limits: BodyLimits) -> int:
     """Sequences per prompt: the largest of the names that one object gives it."""
-    return max(count(members, name, limits) for name in WIDTH_NAMES)
+    return max((count(members, name, limits) for name in members.given(WIDTH_NAMES)), default=1)
+
+
+def minimum(members: Members) -> int:
+    """Output tokens that the engine is forced to produce: the largest of the names that one object gives it."""
+    named = members.given(MINIMUM_NAMES)
+    return max((integer(members.get(name), members.param(name)) or 0 for name in named), default=0)
 
 
 def options(members: Members, name: str) -> Members | None:

@@ -1,14 +1,16 @@
 """What a request is once it is understood: the values that the dialects hand to counting and admission.
 
 Owns the shapes of a parsed request. Knows no engine, no tokenizer, no HTTP server. Byte offsets are always
-into the decoded body (content-encoding removed), ends are exclusive.
+into the decoded body (content-encoding removed), ends are exclusive. The values are structs: frozen and slotted as the
+dataclasses elsewhere, and built in a fifth of the time, which counts where some are built for every request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from extproc.types import ImageInput
 
@@ -20,8 +22,7 @@ Json = Any
 Kind = Literal["inference", "control", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class BodyLimits:
+class BodyLimits(Struct, frozen=True):
     """Bounds on what one request may make us do.
 
     ``max_bytes`` holds for the body as sent and as decompressed; ``max_ratio`` (decompressed over
@@ -43,8 +44,7 @@ class BodyLimits:
     max_sequences: int = 16_384
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """What a path stands for: ``dialect`` (None where unknown), ``operation`` (gen_ai.operation.name), ``kind``."""
 
     dialect: str | None
@@ -52,16 +52,14 @@ class Route:
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedBody:
+class DecodedBody(Struct, frozen=True):
     """A body without content-encoding; ``changed`` says that ``data`` differs from what the client sent."""
 
     data: bytes
     changed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
+class ChatPrompt(Struct, frozen=True):
     """A conversation in the shape that engines feed to a chat template.
 
     ``messages`` follow the OpenAI form (role, content as string or list of parts, tool_calls …) whatever
@@ -81,16 +79,14 @@ class ChatPrompt:
     kwargs: Mapping[str, Json] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
+class TextPrompt(Struct, frozen=True):
     """Plain text pieces that become one sequence of tokens, special tokens added by the tokenizer."""
 
     texts: tuple[str, ...]
     add_special_tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPrompt:
+class TokenPrompt(Struct, frozen=True):
     """A prompt given as token ids (exact length), with text beside it where a dialect mixes both."""
 
     length: int
@@ -103,8 +99,7 @@ GENERATING = frozenset({"chat", "text_completion"})
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
-@dataclass(frozen=True, slots=True)
-class CapField:
+class CapField(Struct, frozen=True):
     """One output cap found in the body: its JSON path, the place of its value and what it says (None: no cap).
 
     ``unlimited`` tells a number that lifts every limit (-1) from null, which says nothing.
@@ -116,8 +111,7 @@ class CapField:
     unlimited: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EditPoints:
+class EditPoints(Struct, frozen=True):
     """Where a mutation may touch the body.
 
     ``start`` is the offset behind the opening brace; ``empty`` says that the object has no members.
@@ -139,8 +133,7 @@ class EditPoints:
     include_usage: Span | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(Struct, frozen=True):
     """One request, understood.
 
     ``sequences`` = prompts x max(n, best_of, beam width); for embeddings and scoring the number of inputs.
@@ -206,8 +199,7 @@ class InferenceRequest:
         return None if self.max_output_tokens is None else self.sequences * self.max_output_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(Struct, frozen=True):
     """The result of parsing one HTTP request.
 
     ``body`` is what goes on to the engine; ``decoded`` says that a content-encoding was removed from it.
@@ -233,8 +225,7 @@ class Parsed:
         return self.route.dialect
 
 
-@dataclass(frozen=True, slots=True)
-class EditedBody:
+class EditedBody(Struct, frozen=True):
     """A body after an edit and where its top-level model value now lies (None: the body names no model)."""
 
     body: bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from extproc.dialects import fields, schemas
 from extproc.dialects.content import Gathered, clean, strings_of

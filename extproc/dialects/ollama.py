@@ -6,7 +6,7 @@ unloads the model. Go's decoder compares keys without case, so does the duplicat
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from extproc.dialects import fields, schemas
 from extproc.dialects.content import Gathered, clean, image_of

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from extproc.dialects import fields, schemas
 from extproc.dialects.content import IMAGE_TYPES, Gathered, clean, image_of, kind_of, strings_of, take_image
@@ -235,11 +236,7 @@ def generation(
     cap = fields.largest(caps)
     width = math.prod(fields.width(holder, limits) for holder in holders)
     ignore_eos = any(fields.flag(holder, "ignore_eos") for holder in holders)
-    minimum = max(
-        fields.integer(holder.get(name), holder.param(name)) or 0
-        for holder in holders
-        for name in ("min_tokens", "min_new_tokens")
-    )
+    minimum = max(map(fields.minimum, holders))
     stream_options = fields.mapping(members.get("stream_options"), "stream_options")
     return InferenceRequest(
         dialect=route.dialect or "",

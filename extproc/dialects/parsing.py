@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from extproc.dialects import anthropic, native, ollama, openai, responses
 from extproc.dialects.body import decode_body

@@ -43,7 +43,10 @@ def guard(members: Members, limits: BodyLimits, tools: Sequence[Json] | None = N
         BadRequest: 400 ``schema_too_complex``.
     """
     total = 0
+    given = members.spans
     for path in _PLACES:
+        if path[0] not in given:
+            continue
         holder: Members | None = members
         for name in path[:-1]:
             holder = holder.members(name) if holder is not None else None
