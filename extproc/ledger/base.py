@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from msgspec import Struct
+
 from extproc.ledger.line import Turn
 from extproc.types import Need
 
@@ -85,8 +87,7 @@ class ReplicaState(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(Struct, frozen=True):
     """Everything that renewing, rebuilding or ending a reservation needs; it travels in Envoy's metadata too.
 
     ``need`` is what was reserved; ``cap_blocks`` what the request takes if it runs to its cap (on engines whose
@@ -113,8 +114,7 @@ class Reservation:
     expected_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """One place a request could go, in order of preference, with what it would take there and the limits there.
 
     A remote candidate takes nothing and always fits. ``static_capacity_blocks`` stands in where no agent reports
@@ -147,8 +147,7 @@ class Candidate:
     promised_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveRequest:
+class ReserveRequest(Struct, frozen=True):
     """One decision: reserve on the first candidate that has room for everything, or on none.
 
     ``force`` (shadow mode) reserves on the first local candidate whatever its headroom; the verdicts stay those of a
@@ -173,8 +172,7 @@ class ReserveRequest:
     force: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """What one candidate looked like at the moment of the decision.
 
     ``refused_by`` is the first resource without room (a ``types.Reason`` value), None where it fits, and
@@ -191,8 +189,7 @@ class Verdict:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveResult:
+class ReserveResult(Struct, frozen=True):
     """``chosen`` indexes the candidates (None: refused everywhere); a repeated rid returns its first choice.
 
     Refusals are not remembered: the same rid may try again. ``ended``: the rid has ended (an end record or a
@@ -221,8 +218,7 @@ class Upsert:
     current_blocks: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """An end record, idempotent by rid; ``rid`` None joins by (owner, request_id).
 
     ``ended_age_s`` is how long ago it ended; ``cool_s`` how long anything but a complete answer goes on counting.

@@ -9,6 +9,8 @@ import heapq
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from extproc.ledger.base import RETRY_WALK, TOMBSTONE_S, DeviceReport, Ended, Reservation
 from extproc.ledger.rules import SEPARATOR, Epoch, Scrape, Sums, to_us
 
@@ -282,5 +284,5 @@ class Book:
 
 def ghost_of(r: Record, rid: str, now: int, until: int) -> Record:
     """What a moved reservation leaves cooling on its old replica, under an id of its own."""
-    res = replace(r.reservation, rid=rid)
+    res = structs.replace(r.reservation, rid=rid)
     return replace(r, reservation=res, state=COOLING, ended_us=now, how=Ended.MOVED.value, lease_us=until)

@@ -1,9 +1,7 @@
 """One connection to the ledger's server, shared by all concurrent calls, that comes back by itself.
 
-Owns sockets, replies and reconnecting; knows nothing of reservations. Calls made in the same turn of the event loop
-leave in one write and their replies are read in one go, so concurrency makes batches by itself; those of one kind that
-follow each other make one command (``shared``). Replies come in the order of the calls; a call that gave up leaves its
-place, and its late reply is thrown away.
+Owns connecting, deadlines and being sent elsewhere; knows nothing of reservations. All calls share one ``Stream``, so
+concurrency makes batches by itself. Where a cluster's slot is, ``owner`` finds out.
 
 There is no offline queue: while the connection is away a call fails at once. A failure says whether the command can
 have run: ``NotRun`` (it did not) or ``OutcomeUnknown``. Only a command that the server sent elsewhere is sent again, to
@@ -16,15 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import hiredis
 
 from extproc.errors import LedgerDown
 from extproc.ledger.address import Address
-from extproc.ledger.shared import Carrier, Part
+from extproc.ledger.owner import MAX_ASKED, Host, find, hosts_in, moved_to, named_by
+from extproc.ledger.shared import Part
+from extproc.ledger.stream import STALL_S, NotRun, OutcomeUnknown, Stream
 
 log = logging.getLogger("kvgate.ledger")
 
@@ -34,20 +34,22 @@ PREPARE_TIMEOUT_S = 2.0
 #: Reconnecting starts this fast, so that a call that was sent elsewhere finds the way there within its deadline, and
 #: slows down to RETRY_MAX_S.
 RETRY_MIN_S, RETRY_MAX_S = 0.005, 1.0
-#: So many calls in a row without an answer in time open the circuit ...
+#: In a cluster that says where the slot went, the way there is looked for without a pause so many times in a row ...
+HOPS = 16
+#: ... and calls wait this long for it after the last such word, and the pauses are no longer than that.
+SENT_ON_S, SENT_ON_PAUSE_S = 1.0, 0.05
+#: So many times in a row without an answer in time open the circuit: what waits in vain at the same time, a command's
+#: many calls and many commands, fails of one cause and counts once ...
 FAILURES_TO_OPEN = 3
 #: ... for this long: calls with a shorter deadline than PATIENT_S fail at once, the patient ones go on.
 OPEN_S, PATIENT_S = 0.5, 0.5
-#: A connection on which calls wait and nothing at all has come for this long is dropped and built anew. With Sentinels
-#: or a cluster a failover has to take longer than this, or a stopped master that goes on is believed.
-STALL_S = 1.5
-#: How often that is looked at.
+#: How often a connection is looked at, whether it stalls.
 WATCH_S = 0.25
 #: More unanswered calls than this are refused at once: they could not be served in time.
 MAX_PENDING = 8192
 #: Replies that say "not here", or "not on a connection like this" (a server that forgot the scripts is prepared again):
 #: the connection is built anew. The command did not run.
-ELSEWHERE = ("MOVED", "READONLY", "MASTERDOWN", "NOSCRIPT")
+ELSEWHERE = ("MOVED", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOSCRIPT")
 #: Replies of a cluster whose slot is between two nodes. Following ASK would not help: the node that takes the slot over
 #: runs nothing on several keys before it has them all, and a stream must not grow in two places.
 UNDER_WAY = ("ASK", "TRYAGAIN")
@@ -57,116 +59,22 @@ UNDER_WAY_S = 0.005
 #: that is under way at the deadline may run, and its call could not say any more that it did not.
 ANSWER_S = 0.25
 #: Replies that say "not now"; the command did not run.
-NOT_NOW = ("LOADING", "CLUSTERDOWN", "BUSY", "OOM", "NOAUTH", "WRONGPASS", "NOPERM", "MISCONF", "NOREPLICAS",
+NOT_NOW = ("LOADING", "BUSY", "OOM", "NOAUTH", "WRONGPASS", "NOPERM", "MISCONF", "NOREPLICAS",
            "UNKILLABLE")  # fmt: skip
 
-_INCOMPLETE = object()
 
-
-class NotRun(LedgerDown):
-    """The server did not run the command."""
-
-
-class _Redirected(NotRun):
+class Redirected(NotRun):
     """It belongs elsewhere, or will in a moment."""
 
 
-class OutcomeUnknown(LedgerDown):
-    """No answer: the command may have run, or may run yet."""
+class UnderWay(Redirected):
+    """Its slot is on its way from here to another node."""
 
 
 _MEANING: dict[str, type[LedgerDown]] = {
-    **dict.fromkeys(NOT_NOW, NotRun), **dict.fromkeys(ELSEWHERE + UNDER_WAY, _Redirected),
+    **dict.fromkeys(NOT_NOW, NotRun), **dict.fromkeys(ELSEWHERE, Redirected),
+    **dict.fromkeys(UNDER_WAY, UnderWay),
 }  # fmt: skip
-
-
-class _Stream(asyncio.Protocol):
-    """Bytes in, replies out, in order."""
-
-    def __init__(self) -> None:
-        self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
-        self._waiting: deque[asyncio.Future[Any] | Carrier] = deque()
-        self._out: list[bytes | Carrier] = []
-        self._transport: asyncio.Transport | None = None
-        self._loop = asyncio.get_running_loop()
-        self._heard_at_s = 0.0
-        #: Calls without an answer, those included that nobody waits for any more.
-        self.pending = 0
-        self.closed = asyncio.Event()
-        #: Takes no more commands and closes with its last reply.
-        self.retired = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
-
-    def data_received(self, data: bytes) -> None:
-        self._reader.feed(data)
-        self._heard_at_s = self._loop.time()
-        while (reply := self._reader.gets()) is not _INCOMPLETE:
-            waiting = self._waiting.popleft()
-            self.pending -= len(waiting) if isinstance(waiting, Carrier) else 1
-            if not waiting.done():
-                waiting.set_result(reply)
-        if self.retired and not self._waiting:
-            self.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.done():
-                waiting.set_exception(OutcomeUnknown(f"connection lost: {exc or 'closed by the server'}"))
-        self._transport = None
-        self.closed.set()
-
-    @property
-    def peer(self) -> str:
-        """The address of the other side; only while it is connected over TCP."""
-        assert self._transport is not None
-        return str(self._transport.get_extra_info("peername")[0])
-
-    @property
-    def stalled(self) -> bool:
-        """Whether calls wait and the server has said nothing for STALL_S."""
-        return bool(self._waiting) and self._loop.time() - self._heard_at_s > STALL_S
-
-    def send(self, command: bytes | Part) -> asyncio.Future[Any]:
-        """The reply to a command, or the answer to a part, which travels with those sent just before it."""
-        if self._transport is None or self.retired or self._transport.is_closing():
-            raise NotRun("the ledger's connection is closed")
-        future = self._loop.create_future()
-        self.pending += 1
-        if isinstance(command, bytes):
-            self._put(command, future)
-            return future
-        last = self._out[-1] if self._out else None
-        if not isinstance(last, Carrier) or not last.takes(command):
-            last = Carrier(command.kind)
-            self._put(last, last)
-        last.add(command, future)
-        return future
-
-    def _put(self, command: bytes | Carrier, waiting: asyncio.Future[Any] | Carrier) -> None:
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out.append(command)
-        if not self._waiting:
-            self._heard_at_s = self._loop.time()
-        self._waiting.append(waiting)
-
-    def _flush(self) -> None:
-        out, self._out = self._out, []
-        if self._transport is not None:
-            self._transport.write(b"".join([each if isinstance(each, bytes) else each.packed() for each in out]))
-
-    def retire(self) -> None:
-        """Take no more commands; close when what is under way has its replies."""
-        self.retired = True
-        if not self._waiting:
-            self.close()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
 
 def _expire(future: asyncio.Future[Any]) -> None:
@@ -184,18 +92,26 @@ class Link:
     """The way to the server: ``call`` sends, a background task connects and reconnects.
 
     ``on_up`` runs on every new connection before calls are let through (it loads the scripts) and raises
-    ``LedgerDown`` where the server is not usable.
+    ``LedgerDown`` where the server is not usable. ``key`` is a key of the slot that the calls are about.
     """
 
-    def __init__(self, address: Address, on_up: Callable[[Callable[..., Awaitable[Any]]], Awaitable[None]]) -> None:
+    def __init__(
+        self, address: Address, on_up: Callable[[Callable[..., Awaitable[Any]]], Awaitable[None]], key: str
+    ) -> None:
         self._address = address
         self._on_up = on_up
-        self._stream: _Stream | None = None
-        self._failures = 0
+        self._stream: Stream | None = None
+        self._whose = pack("HGET", key, "")
+        self._failures, self._failed_at_s = 0, 0.0
         self._open_until_s = 0.0
-        self._moved_to: tuple[str, int] | None = None
+        #: The newest word on where the slot is, until it was followed.
+        self._moved_to: Host | None = None
+        #: Nodes of the cluster that the URL need not name.
+        self._learned: tuple[Host, ...] = ()
         #: Why the connection is being built anew while nothing is wrong with the server: calls wait for it.
         self._sent_on: str | None = None
+        self._sent_until_s = 0.0
+        self._hops = 0
         #: The host of the URL to ask first: one that does not answer is asked last.
         self._first = 0
         self._task: asyncio.Task[None] | None = None
@@ -234,17 +150,17 @@ class Link:
         while True:
             if self._sent_on is None:
                 stream = self._there(timeout_s)
-                reply = await self._answer(stream, stream.send(command), until_s, timeout_s)
+                reply = await self._answer(stream, command, until_s, timeout_s)
                 if not isinstance(reply, hiredis.ReplyError):
                     return reply
                 refused = self._refused(str(reply), stream)
-                if not isinstance(refused, _Redirected):
+                if not isinstance(refused, Redirected):
                     raise refused
             else:
-                refused = _Redirected(f"ledger answered {self._sent_on}")
+                refused = Redirected(f"ledger answered {self._sent_on}")
             await self._until_there(again_until_s, refused)
 
-    def _there(self, timeout_s: float) -> _Stream:
+    def _there(self, timeout_s: float) -> Stream:
         """The connection, for a call with this deadline; raises ``NotRun`` where it would not be tried."""
         stream = self._stream
         if stream is None or (timeout_s < PATIENT_S and not self.usable):
@@ -253,12 +169,14 @@ class Link:
             raise NotRun(f"{MAX_PENDING} ledger calls unanswered")
         return stream
 
-    async def _answer(self, stream: _Stream, future: asyncio.Future[Any], until_s: float, timeout_s: float) -> Any:
-        expiry = asyncio.get_running_loop().call_at(until_s, _expire, future)
+    async def _answer(self, stream: Stream, command: bytes | Part, until_s: float, timeout_s: float) -> Any:
+        loop = asyncio.get_running_loop()
+        future, sent_s = stream.send(command), loop.time()
+        expiry = loop.call_at(until_s, _expire, future)
         try:
             reply = await future
         except TimeoutError:
-            self._timed_out(stream, timeout_s)
+            self._timed_out(stream, timeout_s, sent_s)
             raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None
         finally:
             expiry.cancel()
@@ -266,7 +184,7 @@ class Link:
             self._failures, self._open_until_s = 0, 0.0
         return reply
 
-    async def _until_there(self, until_s: float, redirected: _Redirected) -> None:
+    async def _until_there(self, until_s: float, redirected: Redirected) -> None:
         """Wait until a command that was sent elsewhere may be sent again; raises ``redirected`` where that is too late."""
         try:
             async with asyncio.timeout_at(until_s):
@@ -288,21 +206,23 @@ class Link:
             raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None
         return [self._refused(str(r), stream) if isinstance(r, hiredis.ReplyError) else r for r in replies]
 
-    def _timed_out(self, stream: _Stream, timeout_s: float) -> None:
-        if stream is self._stream and timeout_s < PATIENT_S:
-            self._failures += 1
+    def _timed_out(self, stream: Stream, timeout_s: float, sent_s: float) -> None:
+        # What was under way already when a call gave up last says nothing new.
+        if stream is self._stream and timeout_s < PATIENT_S and sent_s >= self._failed_at_s:
+            self._failures, self._failed_at_s = self._failures + 1, asyncio.get_running_loop().time()
             if self._failures >= FAILURES_TO_OPEN:
-                self.last_error = f"{self._failures} calls in a row without an answer in time"
+                self.last_error = f"{self._failures} times in a row no answer in time"
                 self._open_until_s = time.monotonic() + OPEN_S
 
-    def _refused(self, message: str, stream: _Stream) -> LedgerDown:
+    def _refused(self, message: str, stream: Stream) -> LedgerDown:
         """What an error reply means; the first that says "elsewhere" retires its connection."""
         code = message.split(" ", 1)[0]
         if code in ELSEWHERE and not stream.retired:
             if code == "MOVED":
-                host, _, port = message.split(" ")[2].rpartition(":")
-                # A node that does not know the other's name means its own.
-                self._moved_to = (stream.peer if host in ("", "?") else host, int(port))
+                self._moved_to = moved_to(message, stream.host)
+                self._learned = (self._moved_to, *self._learned)[:MAX_ASKED]
+                if self._hops < HOPS:
+                    self._sent_until_s = asyncio.get_running_loop().time() + SENT_ON_S
             stream.retire()
             if stream is self._stream:
                 self._leave(message)
@@ -310,13 +230,19 @@ class Link:
         return _MEANING.get(code, LedgerDown)(f"ledger answered {message}")
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         pause_s, told = RETRY_MIN_S, ""
         while True:
             try:
                 stream = await self._open()
             except (OSError, TimeoutError, LedgerDown) as e:
                 self.last_error = str(e) or "timed out"
-                if self._moved_to is None:  # being sent on is no news, and its calls go on waiting
+                self._hops += 1
+                if self._moved_to is not None and self._hops <= HOPS:
+                    continue  # a newer word came meanwhile
+                if loop.time() < self._sent_until_s:  # being sent on is no news, and its calls go on waiting
+                    pause_s = min(SENT_ON_PAUSE_S, pause_s)
+                else:
                     self._sent_on = None
                     self._first += 1
                     if self.last_error != told:
@@ -326,7 +252,7 @@ class Link:
                 pause_s = min(RETRY_MAX_S, pause_s * 2)
                 continue
             pause_s, told = RETRY_MIN_S, ""
-            self._stream, self._sent_on = stream, None
+            self._stream, self._sent_on, self._hops = stream, None, 0
             self.up.set()
             log.info("ledger %s connected", self._address.printable)
             try:
@@ -336,7 +262,7 @@ class Link:
             if stream is self._stream:
                 self._leave(why)
 
-    async def _gone(self, stream: _Stream) -> str:
+    async def _gone(self, stream: Stream) -> str:
         """Wait until a connection is closed or stalls; says which."""
         while not stream.closed.is_set():
             try:
@@ -347,10 +273,14 @@ class Link:
                     return f"nothing received for {STALL_S} s"
         return "connection lost"
 
-    async def _open(self) -> _Stream:
-        moved, self._moved_to = self._moved_to, None
-        host = moved or await self._master()
-        stream = await self._connect(host)
+    async def _open(self) -> Stream:
+        newest, self._moved_to = self._moved_to, None
+        if self._address.kind == "cluster":
+            known = tuple(dict.fromkeys((*self._address.hosts, *self._learned)))
+            stream = await find(known, newest, self._ask_owner)
+        else:
+            host = await self._master()
+            stream = await self._connect(host)
         try:
             async with asyncio.timeout(PREPARE_TIMEOUT_S):
                 await self._prepare(stream)
@@ -362,40 +292,57 @@ class Link:
             raise
         return stream
 
-    async def _prepare(self, stream: _Stream) -> None:
-        """Log in, and do what has to be done on every new connection."""
+    async def _ask_owner(self, host: Host) -> tuple[Host, Stream]:
+        """Whom a node of the cluster names, and the connection to it; see ``owner.find``."""
+        stream = await self._connect(host)
+        try:
+            await self._log_in(stream)
+            return named_by(await stream.send(self._whose), host), stream
+        except BaseException:
+            stream.close()
+            raise
 
-        async def ask(*parts: bytes | str | int) -> Any:
-            reply = await stream.send(pack(*parts))
-            if isinstance(reply, hiredis.ReplyError):
-                raise self._refused(str(reply), stream)
-            return reply
+    async def _ask(self, stream: Stream, *parts: bytes | str | int) -> Any:
+        reply = await stream.send(pack(*parts))
+        if isinstance(reply, hiredis.ReplyError):
+            raise self._refused(str(reply), stream)
+        return reply
 
+    async def _log_in(self, stream: Stream) -> None:
         login = self._address.login.command()
         if login is not None:
-            await ask(*login)
+            await self._ask(stream, *login)
         if self._address.db:
-            await ask("SELECT", self._address.db)
-        await self._on_up(ask)
+            await self._ask(stream, "SELECT", self._address.db)
 
-    async def _connect(self, host: tuple[str, int] | None) -> _Stream:
+    async def _prepare(self, stream: Stream) -> None:
+        """Do what has to be done on every new connection."""
+        cluster = self._address.kind == "cluster"
+        if not cluster:  # where it was found it has logged in
+            await self._log_in(stream)
+        await self._on_up(partial(self._ask, stream))
+        if cluster:
+            self._learned = hosts_in(await stream.send(pack("CLUSTER", "SLOTS")), stream.host) or self._learned
+
+    async def _connect(self, host: Host | None) -> Stream:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if self._address.path is not None:
-                _, stream = await loop.create_unix_connection(_Stream, self._address.path)
+                _, stream = await loop.create_unix_connection(Stream, self._address.path)
             else:
                 assert host is not None
-                _, stream = await loop.create_connection(_Stream, host[0], host[1], ssl=self._address.tls)
+                made = partial(Stream, host[0])
+                _, stream = await loop.create_connection(made, host[0], host[1], ssl=self._address.tls)
         return stream
 
-    async def _master(self) -> tuple[str, int] | None:
-        """The host to connect to: the URL's, whichever of a cluster's is next, or what the Sentinels name."""
+    async def _master(self) -> Host | None:
+        """The host to connect to: the URL's, or what the Sentinels name."""
         a = self._address
         if a.kind == "sentinel":
             return await self._named()
         return a.hosts[self._first % len(a.hosts)] if a.hosts else None
 
-    async def _named(self) -> tuple[str, int]:
+    async def _named(self) -> Host:
         """The master by the Sentinel that knows of the latest failover: the others hear of one seconds later."""
         views = await asyncio.gather(*(self._view(host) for host in self._address.hosts))
         known = [view for view in views if not isinstance(view, str)]
@@ -403,7 +350,7 @@ class Link:
             raise NotRun("; ".join(view for view in views if isinstance(view, str)))
         return max(known, key=lambda view: view[0])[1]
 
-    async def _view(self, sentinel: tuple[str, int]) -> tuple[int, tuple[str, int]] | str:
+    async def _view(self, sentinel: Host) -> tuple[int, Host] | str:
         """The number of the last failover this Sentinel knows of, and the master since; or what is wrong with it."""
         where = f"{sentinel[0]}:{sentinel[1]}"
         try:
@@ -417,7 +364,7 @@ class Link:
         fields = {} if isinstance(state, hiredis.ReplyError) else dict(zip(state[::2], state[1::2], strict=True))
         return int(fields.get(b"config-epoch", -1)), (found[0].decode(), int(found[1]))
 
-    async def _ask_sentinel(self, host: tuple[str, int]) -> tuple[Any, Any]:
+    async def _ask_sentinel(self, host: Host) -> tuple[Any, Any]:
         """The replies about the master's address and about its state."""
         stream = await self._connect(host)
         try:

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +35,10 @@ from extproc.ledger.base import (
     Upsert,
 )
 from extproc.ledger.line import Turn
-from extproc.ledger.link import Link, NotRun, OutcomeUnknown, log, pack
+from extproc.ledger.link import Link, UnderWay, log, pack
 from extproc.ledger.rules import to_us
 from extproc.ledger.shared import Part, Shared
+from extproc.ledger.stream import NotRun, OutcomeUnknown
 
 #: Calls that nobody waits for with a request in hand.
 BACKGROUND_DEADLINE_S = 1.0
@@ -86,7 +88,7 @@ class RedisLedger(Ledger):
         self._fresh = fresh
         self._periodic_s = periodic_s
         self._test_clock = test_clock
-        self._link = Link(address, self._on_up)
+        self._link = Link(address, self._on_up, keys.key(pool, "meta"))
         self._kept: deque[tuple[float, End]] = deque(maxlen=MAX_KEPT_ENDS)
         self._kept_some = asyncio.Event()
         self._kept_none = asyncio.Event()
@@ -258,14 +260,15 @@ class RedisLedger(Ledger):
         return reply
 
     async def _on_up(self, ask: Callable[..., Awaitable[Any]]) -> None:
-        """Load the scripts and run one, so that "up" means that the ledger works."""
+        """Load the scripts and run one, so that "up" means that the ledger works, or will when its slot has moved."""
         clock = b"" if self._test_clock is None else b"%d" % to_us(self._test_clock())
-        await asyncio.gather(  # one round trip: a slow server is not made slower
-            *(ask("SCRIPT", "LOAD", script.text) for script in self._scripts.values()),
-            ask("EVALSHA", self._scripts["init"].sha, len(self._names), *self._names, clock,
-                wire.encode([int(self._fresh)])),
-        )  # fmt: skip
-        self._fresh = False  # whatever is found empty from now on was lost
+        with suppress(UnderWay):
+            await asyncio.gather(  # one round trip: a slow server is not made slower
+                *(ask("SCRIPT", "LOAD", script.text) for script in self._scripts.values()),
+                ask("EVALSHA", self._scripts["init"].sha, len(self._names), *self._names, clock,
+                    wire.encode([int(self._fresh)])),
+            )  # fmt: skip
+            self._fresh = False  # whatever is found empty from now on was lost
 
     async def _end(self, ends: Sequence[End], late_s: Sequence[float], timeout_s: float) -> list[EndResult]:
         ended = await self._call(Part(self._ends, wire.ends(ends, late_s)), timeout_s)

@@ -19,7 +19,7 @@ import msgspec
 
 from extproc.errors import LedgerDown
 from extproc.ledger.address import parse
-from extproc.ledger.keys import decisions_key
+from extproc.ledger.keys import decisions_key, key
 from extproc.ledger.link import Link, pack
 from extproc.telemetry.record import Record, figures_of, utc
 
@@ -164,7 +164,7 @@ class StreamLog:
 
     def __init__(self, url: str, pool: str, maxlen: int, *, on_drop: Callable[[int], None] | None = None) -> None:
         """``url`` as in ``ledger.address``; connects at the first use. ``on_drop`` hears of entries without room."""
-        self._link = Link(parse(url), _nothing_to_prepare)
+        self._link = Link(parse(url), _nothing_to_prepare, key(pool, "meta"))
         self._key = decisions_key(pool)
         self._maxlen = maxlen
         # The constant beginning of every command: of eight parts the first six.
