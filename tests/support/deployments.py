@@ -16,7 +16,9 @@ from tests.support.valkey import ValkeyServer, command
 
 #: Failovers begin after this long: more than kvgate needs to give up a silent connection (``link.STALL_S``).
 FAILOVER_AFTER_MS = 3000
-WHOLE_WITHIN_S = 40.0
+WHOLE_WITHIN_S = 120.0
+#: Who has not answered for this long is away, or was stopped by the test.
+ASKED_S = 3.0
 SLOTS = 16384
 SERVICE = "main"
 
@@ -37,16 +39,27 @@ def until(true: Callable[[], Any], within_s: float, what: str) -> None:
 
 def info(port: int, section: str) -> dict[str, str]:
     """One section of INFO."""
-    text = command(port, "INFO", section, timeout_s=1.0)
+    text = command(port, "INFO", section, timeout_s=ASKED_S)
     assert isinstance(text, bytes), text
     return dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
 
 
-def in_step(port: int, replicas: int) -> bool:
-    """Whether this server is a master with so many replicas that have all it has."""
+def in_step(port: int, replicas: int, upto: int = 1) -> bool:
+    """Whether this server is a master with so many replicas that have all of its first ``upto`` bytes.
+
+    A replica is called online before it has loaded what it was sent; it has acknowledged nothing until then.
+    """
     found = info(port, "replication")
     slaves = [line for name, line in found.items() if name.startswith("slave") and name[5:].isdigit()]
-    return found["role"] == "master" and sum("state=online" in line for line in slaves) >= replicas
+    views = [dict(field.split("=", 1) for field in line.split(",")) for line in slaves]
+    there = sum(view["state"] == "online" and int(view["offset"]) >= upto for view in views)
+    return found["role"] == "master" and there >= replicas
+
+
+def until_replicated(port: int, replicas: int) -> None:
+    """Wait until so many replicas have all that this master has now."""
+    upto = int(info(port, "replication")["master_repl_offset"])
+    until(lambda: in_step(port, replicas, upto), WHOLE_WITHIN_S, "the replicas have it all")
 
 
 class ValkeyCluster:
@@ -82,7 +95,7 @@ class ValkeyCluster:
             master = identity(masters[number % 3])
             until(
                 lambda node=node, master=master: command(node.port, "CLUSTER", "REPLICATE", master) == b"OK",
-                20,
+                WHOLE_WITHIN_S,
                 "known",
             )
         self.until_whole()
@@ -121,7 +134,7 @@ class ValkeyCluster:
             if node is but:
                 continue
             try:
-                ranges = command(node.port, "CLUSTER", "SLOTS", timeout_s=1.0)
+                ranges = command(node.port, "CLUSTER", "SLOTS", timeout_s=ASKED_S)
             except OSError:
                 continue
             ports = [int(master[1]) for first, last, master, *_ in ranges if first <= slot <= last]
@@ -174,7 +187,7 @@ def info_of_cluster(node: ValkeyServer) -> dict[str, str]:
 
 
 def _ok(node: ValkeyServer, *parts: str | int) -> None:
-    reply = command(node.port, *parts, timeout_s=10.0)
+    reply = command(node.port, *parts, timeout_s=WHOLE_WITHIN_S)
     if reply != b"OK":
         raise AssertionError(f"{parts}: {reply!r}")
 
@@ -248,14 +261,14 @@ class ValkeySentinels:
 
     @staticmethod
     def _view(sentinel: Sentinel) -> dict[str, str]:
-        words = [word.decode() for word in command(sentinel.port, "SENTINEL", "MASTER", SERVICE, timeout_s=1.0)]
+        words = [word.decode() for word in command(sentinel.port, "SENTINEL", "MASTER", SERVICE, timeout_s=ASKED_S)]
         return dict(zip(words[::2], words[1::2], strict=True))
 
     def master(self) -> ValkeyServer:
         """The server that the first Sentinel that answers names."""
         for sentinel in self.sentinels:
             try:
-                _, port = command(sentinel.port, "SENTINEL", "get-master-addr-by-name", SERVICE, timeout_s=1.0)
+                _, port = command(sentinel.port, "SENTINEL", "get-master-addr-by-name", SERVICE, timeout_s=ASKED_S)
             except OSError:
                 continue
             return next(one for one in self.servers if one.port == int(port))

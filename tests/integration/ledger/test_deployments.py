@@ -7,11 +7,11 @@ import itertools
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.errors import LedgerDown
 from extproc.ledger import keys
@@ -19,7 +19,7 @@ from extproc.ledger.address import parse
 from extproc.ledger.redis import RedisLedger
 from tests.integration.ledger.test_outages import PLACE, blocks, raw, until
 from tests.support import certificate
-from tests.support.deployments import SERVICE, ValkeyCluster, ValkeySentinels, in_step, info
+from tests.support.deployments import SERVICE, ValkeyCluster, ValkeySentinels, info, until_replicated
 from tests.support.deployments import until as wait
 from tests.support.ledgers import ask, candidate, device, end, need, record, report, reservation
 from tests.support.valkey import ValkeyServer, command, redis_binary
@@ -164,7 +164,7 @@ async def test_a_sentinel_failover_is_followed(sentinels: ValkeySentinels, pool:
     ledger = await connected(sentinels.url, pool)
     assert (await ledger.reserve(ask("1", PLACE))).chosen == 0
     master, first = sentinels.master(), sentinels.sentinels[0]
-    await until(lambda: in_step(master.port, 1))
+    await asyncio.to_thread(until_replicated, master.port, 1)
     master.kill()
     await asyncio.to_thread(wait, lambda: sentinels.master() is not master, 40, "a replica is promoted")
     first.pause()
@@ -180,7 +180,7 @@ async def test_a_stopped_master_that_goes_on_is_not_believed(
     """It was stopped until another was promoted, and goes on as a master: nothing is admitted there any more."""
     ledger = await connected(sentinels.url, pool, deadline_s=0.2)
     master = sentinels.master()
-    await until(lambda: in_step(master.port, 1))
+    await asyncio.to_thread(until_replicated, master.port, 1)
     admitted: list[str] = []
 
     async def asking() -> None:
