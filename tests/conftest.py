@@ -18,7 +18,7 @@ import pytest
 #: Marks every process that a test starts, grandchildren and orphans included: they inherit the environment.
 OWNER = "KVGATE_TEST_OWNER"
 #: Processes that were told to stop just before the session's end get this long to be gone.
-GRACE_S = 3.0
+GRACE_S = 10.0
 
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=2000)

@@ -231,6 +231,7 @@ class EmulatedEngine:
             exchange.send(
                 faults.status,
                 _json({"error": {"message": "injected fault", "type": "injected", "code": faults.status}}),
+                **({"retry_after": str(faults.retry_after_s)} if faults.retry_after_s else {}),
             )
             return
         if faults.reset and not faults.reset_after_chunks:

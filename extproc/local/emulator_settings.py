@@ -14,7 +14,8 @@ from extproc.local.paged import EngineShape
 class Faults:
     """What is wrong with the engine on purpose; ``POST /emulator/faults`` sets fields, ``{"clear": true}`` all of them.
 
-    ``status`` answers the next ``count`` requests with that status (503, 500, 429 …). ``reset`` breaks the next N
+    ``status`` answers the next ``count`` requests with that status (503, 500, 429 …) and, where it is not 0, with
+    ``retry_after_s`` as Retry-After. ``reset`` breaks the next N
     connections, each after ``reset_after_chunks`` chunks. ``hang`` stops the engine's steps while /health stays 200.
     ``dead_health`` makes /health 503. ``silent_metrics`` never answers /metrics. ``first_byte_delay_s`` holds every
     request before the engine sees it. ``rate`` scales speed (0.1 = ten times slower). ``abort_lag_s`` is how long a
@@ -23,6 +24,7 @@ class Faults:
 
     status: int = 503
     count: int = 0
+    retry_after_s: int = 0
     reset: int = 0
     reset_after_chunks: int = 0
     hang: bool = False

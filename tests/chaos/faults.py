@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tests.chaos.proxy import Proxy
 from tests.support.load import over_capacity
-from tests.support.stack import Stack
+from tests.support.stack import STOP_WITHIN_S, Stack
 
 
 @dataclass
@@ -39,7 +39,7 @@ async def serve_told_to_go(scene: Scene) -> None:
     """SIGTERM and a new one."""
     process = scene.stack.serves[0]
     process.terminate()
-    await asyncio.to_thread(process.wait, 15)
+    await asyncio.to_thread(process.wait, STOP_WITHIN_S)
     await asyncio.to_thread(scene.stack.start_serve)
 
 

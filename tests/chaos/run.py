@@ -21,11 +21,12 @@ from tests.chaos.faults import SINGLE_DECK, Fault, Scene
 from tests.chaos.proxy import Proxy
 from tests.support.deployments import ValkeyCluster, ValkeySentinels
 from tests.support.load import chat, malformed, over_capacity, whole
-from tests.support.stack import Stack, running
+from tests.support.stack import PROMPT, Stack, running
 
-EMPTY_WITHIN_S = 15.0
-#: Envoy's message timeout is 1 s; the rest is a loaded machine's.
-REFUSED_WITHIN_S = 3.0
+#: Envoy's message timeout is 1 s, and parts stand still for up to 9 and 12 s; the rest is a loaded machine's.
+REFUSED_WITHIN_S = 6.0
+#: Faults of a run, however long a busy machine takes for each of them.
+FEWEST_FAULTS = 2
 ENGINES = {
     "primary-0": ["--blocks", "321", "--served-model", "m", "--decode-tokens-per-s", "4000"],
     "small-0": ["--blocks", "161", "--served-model", "s", "--decode-tokens-per-s", "4000"],
@@ -42,6 +43,7 @@ REST: dict[str, Any] = {
         "house": {"lane": "strict", "targets": ["primary", "small"]},
         "coder": {"lane": "away", "targets": ["primary", "small", "remote"]},
     },
+    **PROMPT,
 }
 ENGINE_OF = {"primary": "primary-0", "small": "small-0", "remote": "remote-0"}
 
@@ -161,7 +163,7 @@ async def _faults(at: Scene, cards: Sequence[Fault], seconds: float, say: Any) -
     until = time.monotonic() + seconds
     counted: Counter[str] = Counter()
     deck: list[Fault] = []
-    while time.monotonic() < until:
+    while time.monotonic() < until or counted.total() < FEWEST_FAULTS:
         await asyncio.sleep(at.rng.uniform(0.5, 2.5))
         if not deck:
             deck = at.rng.sample(cards, len(cards))
@@ -187,7 +189,7 @@ async def _close(at: Scene, account: Account, last_s: float) -> None:
     figures["requests"] = len(account.clients)
     figures["answers"] = dict(Counter(_kind(client) for client in account.clients))
     try:
-        await at.stack.until_empty(max(1.0, EMPTY_WITHIN_S - (time.monotonic() - last_s)))
+        await at.stack.until_empty()
         figures["ledger empty after the last client, s"] = round(time.monotonic() - last_s, 2)
     except AssertionError as left:
         problems.append(str(left))

@@ -82,7 +82,7 @@ def alpn(port: int, offered: list[str]) -> str | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(offered)
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as raw, context.wrap_socket(raw) as link:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as raw, context.wrap_socket(raw) as link:
         return link.selected_alpn_protocol()
 
 

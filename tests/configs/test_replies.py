@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,15 +66,19 @@ def broken_off(gateway: Gateway) -> Reply:
 
 
 def too_late(gateway: Gateway) -> Reply:
-    """An engine slower than the deadline that kvgate set."""
+    """An engine slower than the deadline that kvgate set: it answers after the client has been told."""
+    told = threading.Event()
 
     def slow(_: Seen) -> Answer:
-        time.sleep(0.5)
+        told.wait(60)
         return Answer()
 
     gateway.admit("gpu-a-0", x_envoy_upstream_rq_timeout_ms="100")
     gateway.upstreams["a"].answer = slow
-    return gateway.ask()
+    try:
+        return gateway.ask()
+    finally:
+        told.set()
 
 
 def undecided(gateway: Gateway) -> Reply:

@@ -34,7 +34,7 @@ def collector(spans: list[Any]) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(service, {"Export": method})
 
 
-def wait_for(condition: Callable[[], bool], within_s: float = 15.0) -> None:
+def wait_for(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     """Until it holds or the time is over."""
     until = time.monotonic() + within_s
     while not condition() and time.monotonic() < until:

@@ -51,7 +51,13 @@ async def ledger(request: pytest.FixtureRequest, clock: Clock, fresh: bool) -> A
     else:
         server: ValkeyServer = request.getfixturevalue(request.param)
         made = await RedisLedger.connect(
-            server.url, uuid.uuid4().hex, deadline_s=30.0, background_deadline_s=30.0, fresh=fresh, test_clock=clock
+            server.url,
+            uuid.uuid4().hex,
+            deadline_s=30.0,
+            background_deadline_s=30.0,
+            wait_s=60.0,
+            fresh=fresh,
+            test_clock=clock,
         )
     yield made
     wrong = [line for line in await made.audit() if line.stored != line.recomputed]

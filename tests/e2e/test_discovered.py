@@ -19,14 +19,22 @@ import pytest
 from extproc.agent import discovery
 from extproc.agent.devices.watch import DeviceWatch
 from extproc.agent.loop import Agent, Settings
-from extproc.config import load
-from extproc.gateway.build import build
 from extproc.ledger.base import LedgerSnapshot
 from extproc.local.emulator_server import EmulatedEngine
 from extproc.local.emulator_settings import Settings as EngineSettings
 from extproc.local.paged import EngineShape
 from tests.support import envoy_process
-from tests.support.stack import Stack, _stop, _until_healthy
+from tests.support.stack import (
+    ANSWERED_WITHIN_S,
+    PATIENT,
+    READY_WITHIN_S,
+    SEEN_AFTER_S,
+    Stack,
+    _stop,
+    _until_healthy,
+    bootstrap,
+    merged,
+)
 from tests.support.valkey import ValkeyServer, free_port
 
 #: 71 blocks of 16 tokens; a long request below takes 63 of them (the input by its bound), so an engine holds one.
@@ -45,14 +53,14 @@ class Found:
     agent: Agent
     streams: list[asyncio.StreamWriter] = field(default_factory=list)
 
-    async def until(self, holds: Callable[[LedgerSnapshot], bool], within_s: float = 20.0) -> LedgerSnapshot:
+    async def until(self, holds: Callable[[LedgerSnapshot], bool]) -> LedgerSnapshot:
         """Wait until the ledger shows it, and until `serve` has read it too."""
-        until = time.monotonic() + within_s
+        until = time.monotonic() + READY_WITHIN_S
         while not holds(snapshot := await self.stack.snapshot()):
             if time.monotonic() > until:
                 raise AssertionError({name: view.state for name, view in snapshot.replicas.items()})
             await asyncio.sleep(0.1)
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(SEEN_AFTER_S)
         return snapshot
 
     async def until_states(self, **wanted: str) -> None:
@@ -65,8 +73,12 @@ class Found:
         mine = str(uuid.uuid4())
         body = {"model": "coder", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, **extra}
         reply = await self.stack.send(body, headers={"x-request-id": mine})
-        await asyncio.sleep(0.05)
-        return reply.status, [a for a, e in self.engines.items() if any(r["id"] == mine for r in e.log)]
+        until = time.monotonic() + READY_WITHIN_S
+        while True:
+            where = [a for a, e in self.engines.items() if any(r["id"] == mine for r in e.log)]
+            if where or reply.status != 200 or time.monotonic() > until:
+                return reply.status, where
+            await asyncio.sleep(0.01)
 
     async def hold(self) -> str:
         """A stream that fills one engine; the address whose engine runs it, told by that engine."""
@@ -76,7 +88,7 @@ class Found:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.stack.envoy.port)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         writer.write(head.encode() + data)
-        status = (await asyncio.wait_for(reader.readuntil(b"\r\n"), 20)).split()[1]
+        status = (await asyncio.wait_for(reader.readuntil(b"\r\n"), ANSWERED_WITHIN_S)).split()[1]
         assert status == b"200", self.stack.logs()
         self.streams.append(writer)
         (grown,) = [a for a, e in self.engines.items() if len(e.engine.running) > before[a]]
@@ -101,7 +113,7 @@ async def found(
         valkey = ValkeyServer().start()
         exits.callback(valkey.close)
         config = {
-            "ledger": {"url": valkey.url, "deadlineMs": 200},
+            "ledger": {"url": valkey.url},
             "serve": {"listen": f"unix:{folder}/x.sock", "admin": "127.0.0.1:0"},
             "envoy": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
             "agent": {"intervalS": 0.2, "node": "test"},
@@ -116,12 +128,12 @@ async def found(
             **(rest or {}),
         }  # fmt: skip
         path = folder / "kvgate.yaml"
-        path.write_text(json.dumps(config))
+        path.write_text(json.dumps(merged(config, PATIENT)))
 
         async def lookup(_host: str, _port: int) -> Sequence[str]:
             return list(now)
 
-        envoy = exits.enter_context(envoy_process.running(build(load(path)), folder))
+        envoy = exits.enter_context(envoy_process.running(bootstrap(path), folder))
         stack = Stack(folder, path, valkey, {}, envoy, None, [], [f"unix:{folder}/x.sock"])
         await asyncio.to_thread(stack.start_serve)
         exits.callback(_stop, lambda: stack.serves[0])
@@ -162,11 +174,11 @@ async def test_each_request_reaches_exactly_the_engine_that_was_chosen(monkeypat
         assert [len(e.engine.running) for e in made.engines.values()] == [1, 1, 0]
         for engine in made.engines.values():
             engine.faults.rate = 100.0
-        await made.stack.until_empty(20)
+        await made.stack.until_empty()
         await made.until(lambda s: all(view.reservations == 0 for view in s.replicas.values()))
         served = [await made.ask() for _ in range(6)]
         assert all(status == 200 and len(where) == 1 for status, where in served), served
-        await made.stack.until_empty(10)
+        await made.stack.until_empty()
 
 
 async def test_replicas_come_drain_and_go_without_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,16 +194,16 @@ async def test_replicas_come_drain_and_go_without_a_restart(monkeypatch: pytest.
         assert where
         assert len(made.engines["127.0.0.2"].engine.running) == 1
         made.engines["127.0.0.2"].faults.rate = 100.0
-        await made.stack.until_empty(20)
+        await made.stack.until_empty()
         assert made.engines["127.0.0.2"].log[-1]["output_tokens"] == LONG
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + READY_WITHIN_S
         while any(watch.origin.replica.endswith(".2") for watch in made.agent.watches):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
         await made.engines["127.0.0.3"].close()
         await made.until_states(_3="lost")
         assert [await made.ask() for _ in range(3)] == [(200, ["127.0.0.4"])] * 3
-        await made.stack.until_empty(10)
+        await made.stack.until_empty()
 
 
 async def test_nothing_found_yet_is_an_early_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

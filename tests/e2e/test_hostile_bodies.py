@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,16 @@ REST: dict[str, Any] = {
 CHAT = "/v1/chat/completions"
 #: Small requests that go beside each costly one, a tenth of a second between them.
 SMALL = 10
+#: What ``serve`` itself, all its threads, may spend on one costly body and the small requests: whatever it does, parsing
+#: included, holds up its event loop for no longer, and Envoy waits a second for an answer by default. Processor time, so
+#: that it says the same on a busy machine; what was measured is 0.2 s, the helper's work on giants apart.
+SPENT_S = 1.5
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +78,10 @@ COSTLY: dict[str, tuple[str, bytes]] = {
 
 @pytest.mark.parametrize("name", COSTLY)
 async def test_small_requests_are_answered_beside(stack: Stack, name: str) -> None:
-    """The costly body is refused; not one of ten small requests meets the time limit of Envoy's ext_proc."""
+    """The costly body is refused, small requests beside it are served, and ``serve`` works on all of it for a moment."""
     path, body = COSTLY[name]
+    pid = stack.serves[0].pid
+    before_s = cpu_s(pid)
 
     async def beside() -> list[int]:
         statuses = []
@@ -76,7 +90,10 @@ async def test_small_requests_are_answered_beside(stack: Stack, name: str) -> No
             statuses.append((await stack.send(chat())).status)
         return statuses
 
-    costly, statuses = await asyncio.gather(stack.send(body, path=path, timeout_s=60), beside())
+    costly, statuses = await asyncio.gather(stack.send(body, path=path), beside())
+    spent_s = cpu_s(pid) - before_s
+    print(f"{name}: {spent_s:.2f} s of the processor")
+    assert spent_s < SPENT_S
     assert statuses == [200] * SMALL
     assert costly.status in (400, 413, 503), costly.body[:300]
-    await stack.until_empty(15)
+    await stack.until_empty()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.load import llamacpp, race, retry, soak
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_racing_requests_never_exceed_what_an_engine_holds() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from extproc.local.client import Reply, request
-from tests.support.stack import Stack, running
+from tests.support.stack import ANSWERED_WITHIN_S, RELEASED_WITHIN_S, Stack, running
 
 #: 129 blocks of 16 tokens, the null block among them: 2,048 tokens.
 PRIMARY = ["--blocks", "129", "--served-model", "qwen-32b", "--decode-tokens-per-s", "2000"]
@@ -82,7 +82,7 @@ class Held:
         reader, self._writer = await asyncio.open_connection("127.0.0.1", self._stack.envoy.port)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(self._body)}\r\n\r\n"
         self._writer.write(head.encode() + self._body)
-        self.status = int((await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)).split()[1])
+        self.status = int((await asyncio.wait_for(reader.readuntil(b"\r\n"), ANSWERED_WITHIN_S)).split()[1])
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -103,12 +103,12 @@ async def test_admit(stack: Stack) -> None:
     assert reply.headers["x-kvgate-target"] == "primary"
     assert reply.headers["x-kvgate-lane"] == "edit"
     assert reply.json()["model"] == "qwen-32b"  # type: ignore[index, call-overload]
-    await stack.until_empty(5)
+    await stack.until_empty(RELEASED_WITHIN_S)
 
 
 async def test_fallback_to_the_smaller_quant_then_remote_then_refusal(stack: Stack) -> None:
     """As the pools fill, the same request is served by the next target; with nowhere left it is refused in time."""
-    await stack.until_empty(8)
+    await stack.until_empty(RELEASED_WITHIN_S)
     # 41 blocks each by the bound: three fill the primary's 128, one more leaves 23 of the small one's 64.
     stack.engines["primary-0"].faults(rate=0.02)
     streams = [filling(stack, "house-coder", 350) for _ in range(3)]
@@ -133,17 +133,19 @@ async def test_fallback_to_the_smaller_quant_then_remote_then_refusal(stack: Sta
             assert refused.json()["error"]["code"]  # type: ignore[index, call-overload]
     for engine in stack.engines.values():
         engine.faults(clear=True)
-    await stack.until_empty(8)
+    await stack.until_empty(RELEASED_WITHIN_S)
 
 
 async def test_lane_concurrency(stack: Stack) -> None:
     """A lane of one takes one."""
+    stack.engines["primary-0"].faults(rate=0.05)
     async with filling(stack, "single-coder", 300) as held:
         assert held.status == 200
         reply, served = await ask(stack, chat("single-coder"))
         assert (reply.status, served) == (429, [])
         assert reply.headers["x-kvgate-reason"] == "lane_full"
-    await stack.until_empty(8)
+    stack.engines["primary-0"].faults(clear=True)
+    await stack.until_empty(RELEASED_WITHIN_S)
 
 
 async def test_over_the_lanes_budget_goes_to_its_fallback(stack: Stack) -> None:
@@ -218,30 +220,32 @@ async def test_spoofed_headers_steer_nothing(stack: Stack, headers: dict[str, st
 
 async def test_models_lists_the_aliases(stack: Stack) -> None:
     """GET /v1/models answers with what clients may ask for."""
-    reply = await request(stack.envoy.port, "GET", "/v1/models", timeout_s=10)
+    reply = await request(stack.envoy.port, "GET", "/v1/models", timeout_s=ANSWERED_WITHIN_S)
     assert reply.status == 200
     assert {model["id"] for model in reply.json()["data"]} == set(REST["aliases"])  # type: ignore[index, call-overload]
 
 
 async def test_client_gone_before_the_first_byte_releases(stack: Stack) -> None:
     """The client leaves while the engine has not answered yet; the reservation goes when the engine is free."""
-    stack.engines["primary-0"].faults(first_byte_delay_s=2.0)
+    stack.engines["primary-0"].faults(first_byte_delay_s=30.0)
     try:
-        reply = await stack.send(chat("coder"), timeout_s=0.7)
+        reply = await stack.send(chat("coder"), timeout_s=1.5)
         assert reply.status == 0
     finally:
         stack.engines["primary-0"].faults(clear=True)
-    await stack.until_empty(8)
+    await stack.until_empty(RELEASED_WITHIN_S)
 
 
 async def test_client_gone_in_mid_stream_releases(stack: Stack) -> None:
     """Half of all streams end this way."""
+    stack.engines["primary-0"].faults(rate=0.05)
     async with filling(stack, "coder", 350) as held:
         assert held.status == 200
         # What a test before this one left is cooling for a moment.
         await stack.until_reserved(1)
         await asyncio.sleep(0.3)
-    await stack.until_empty(8)
+    stack.engines["primary-0"].faults(clear=True)
+    await stack.until_empty(RELEASED_WITHIN_S)
 
 
 async def test_upstream_reset_in_mid_stream_releases(stack: Stack) -> None:
@@ -249,7 +253,7 @@ async def test_upstream_reset_in_mid_stream_releases(stack: Stack) -> None:
     stack.engines["primary-0"].faults(reset=1, reset_after_chunks=2)
     reply, _ = await ask(stack, chat("coder", stream=True, max_tokens=300, min_tokens=300))
     assert "[DONE]" not in reply.events
-    await stack.until_empty(8)
+    await stack.until_empty(RELEASED_WITHIN_S)
 
 
 async def test_primary_503_is_retried_at_the_remote(stack: Stack) -> None:
@@ -257,4 +261,4 @@ async def test_primary_503_is_retried_at_the_remote(stack: Stack) -> None:
     stack.engines["primary-0"].faults(status=503, count=1)
     reply, served = await ask(stack, chat("coder"))
     assert (reply.status, served[-1:]) == (200, ["remote-0"])
-    await stack.until_empty(8)
+    await stack.until_empty(RELEASED_WITHIN_S)

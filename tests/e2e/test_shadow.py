@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.load import Streams, chat, whole
-from tests.support.stack import Stack, running
+from tests.support.stack import RELEASED_WITHIN_S, Stack, running
 from tests.support.upstream import Answer, Seen, Upstream, serving
 
 #: 64 usable blocks; a request of 300 output tokens takes 38 by the bound.
@@ -65,7 +65,7 @@ def forward(port: int, seen: Seen) -> Answer:
         headers={"content-type": "application/json"},
     )  # fmt: skip
     try:
-        with urllib.request.urlopen(asked, timeout=10) as answer:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             return Answer(answer.status, answer.read(), {"content-type": answer.headers["content-type"]})
     except urllib.error.HTTPError as refusal:
         return Answer(refusal.code, refusal.read())
@@ -97,13 +97,13 @@ async def test_byte_for_byte(shadowed: Shadowed, body: bytes, headers: dict[str,
     assert seen.headers.get("content-encoding") == headers.get("content-encoding")
     assert seen.headers["content-length"] == str(len(body))
     assert seen.headers["x-kvgate-rid"] != "evil"
-    await shadowed.stack.until_empty(8)
+    await shadowed.stack.until_empty(RELEASED_WITHIN_S)
 
 
 async def test_reserves_what_does_not_fit(shadowed: Shadowed) -> None:
     """Past the pool's end requests still go to the primary and still count: the decision shows the true load."""
     stack = shadowed.stack
-    stack.engines["primary-0"].faults(rate=0.2)
+    stack.engines["primary-0"].faults(rate=0.05)
     before = stack.engines["primary-0"].stats()["submitted"]
     streams = Streams(stack)
     streams.start(1, chat("alone", 300))
@@ -122,7 +122,7 @@ async def test_reserves_what_does_not_fit(shadowed: Shadowed) -> None:
     decisions = sorted(reply.headers["x-kvgate-decision"] for reply in replies)
     assert decisions == ["shadow-admit", "shadow-reject", "shadow-reject", "shadow-reject"]
     assert {reply.headers.get("x-kvgate-reason") for reply in replies} == {None, "insufficient_headroom"}
-    await stack.until_empty(8)
+    await stack.until_empty(RELEASED_WITHIN_S)
 
 
 async def test_a_ledger_that_hangs_changes_nothing_for_clients(shadowed: Shadowed) -> None:
@@ -136,4 +136,4 @@ async def test_a_ledger_that_hangs_changes_nothing_for_clients(shadowed: Shadowe
     finally:
         stack.valkey.resume()
     await asyncio.sleep(0.5)
-    await stack.until_empty(15)
+    await stack.until_empty()

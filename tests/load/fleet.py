@@ -9,9 +9,6 @@ from typing import Any
 
 from tests.support.stack import Stack, running
 
-#: Envoy and kvgate wait longer than in production, since clients, engines and gateway share a machine's cores here.
-PATIENT: dict[str, Any] = {"envoy": {"messageTimeoutMs": 4000}, "ledger": {"deadlineMs": 1000}}
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -44,7 +41,8 @@ class Shape:
 def fleet(shape: Shape, *, serves: int = 2, target: Mapping[str, Any] | None = None, **rest: Any) -> Iterator[Stack]:
     """A running stack with one target ``m`` on all engines; ``target`` adds to its configuration.
 
-    Unless told otherwise KV blocks are the only limit, so that the packer and kvgate answer the same question.
+    Envoy and kvgate wait longer than in production (``stack.PATIENT``), since clients, engines and gateway share a
+    machine's cores here. Unless told otherwise KV blocks are the only limit, so that the packer and kvgate answer the same question.
     """
     replicas = [{"name": name} for name in shape.names]
     engines = {name: shape.arguments() for name in shape.names}
@@ -52,7 +50,7 @@ def fleet(shape: Shape, *, serves: int = 2, target: Mapping[str, Any] | None = N
         "m": {"engine": "vllm", "servedModel": "m", "maxWaiting": None, "ttftBudgetMs": 3_600_000, "replicas": replicas}
         | dict(target or {})
     }
-    config = {"lanes": {"all": {}}, "aliases": {"m": {"lane": "all", "targets": ["m"]}}} | PATIENT | rest
+    config = {"lanes": {"all": {}}, "aliases": {"m": {"lane": "all", "targets": ["m"]}}} | rest
     with running(engines, targets, serves=serves, **config) as stack:
         yield stack
 

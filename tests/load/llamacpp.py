@@ -19,7 +19,6 @@ from extproc.local import llamacpp, tiny_model
 from tests.load import work
 from tests.load.clients import Attempt, Order, drive
 from tests.load.evidence import Report, share
-from tests.load.fleet import PATIENT
 from tests.support.stack import Stack, running
 from tests.support.valkey import free_port
 
@@ -104,7 +103,7 @@ def run(size: Size, command: str) -> Report:
         with _engine(folder, model, size, folder / "gated.log") as server:
             replica = {"name": "llama-0", "url": server.url}
             target = {"engine": "llamacpp", "servedModel": "m", "maxWaiting": None, "ttftBudgetMs": 3_600_000}
-            rest = {"lanes": {"all": {}}, "aliases": {"m": {"lane": "all", "targets": ["t"]}}} | PATIENT
+            rest = {"lanes": {"all": {}}, "aliases": {"m": {"lane": "all", "targets": ["t"]}}}
             with running({}, {"t": target | {"replicas": [replica]}}, serves=2, **rest) as stack:
                 gated = asyncio.run(_through(stack, jobs))
         lost = (folder / "gated.log").read_bytes().count(OVERFLOW)

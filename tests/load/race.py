@@ -16,8 +16,8 @@ from tests.support.stack import Stack
 
 #: How long the end of a request may take to reach the ledger before an engine counts as idle for everybody.
 END_KNOWN_S = 0.25
-#: The decision log is written behind the requests: its last entries come this much later.
-LOG_WRITTEN_S = 1.0
+#: The decision log is written behind the requests: its last entries come later, at most by this much.
+LOG_WRITTEN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,9 @@ class Size:
 
 FULL = Size(10_000, 8, 50, 4.0, Shape(6, 192))
 SMALL = Size(600, 4, 3, 4.0, Shape(6, 192))
-#: On a machine that runs other tests too a decision takes long enough for the packer to be far ahead.
-TEST = Size(320, 4, 2, 3.0, Shape(5, 128), aim=0.7)
+#: On a machine that runs other tests too a decision, and the news of an end, take long enough for the packer, who needs
+#: no time for either, to be far ahead. Whether a refusal could have been an admission is judged one by one all the same.
+TEST = Size(320, 4, 2, 3.0, Shape(5, 128), aim=0.3)
 
 
 async def _run(stack: Stack, size: Size) -> tuple[list[Attempt], dict[str, work.Job]]:
@@ -50,8 +51,7 @@ def run(size: Size, command: str) -> Report:
     with fleet(size.shape, telemetry={"decisionLog": 2 * size.requests}) as stack:
         attempts, jobs = asyncio.run(_run(stack, size))
         stats = stats_of(stack)
-        time.sleep(LOG_WRITTEN_S)
-        words = told.decisions(stack.valkey.url, load(stack.config_path).ledger.pool)
+        words = _words(stack, {attempt.id for attempt in attempts if attempt.decision})
     log = truth.served(stats)
     report = Report(
         "race", "No request over capacity, and not by refusing",
@@ -78,6 +78,15 @@ def run(size: Size, command: str) -> Report:
     report.figure("the same in tokens", f"{100 * tokens:.1f} %")
     _idle(report, size, attempts, jobs, log, words)
     return report
+
+
+def _words(stack: Stack, decided: set[str]) -> dict[str, told.Told]:
+    """The decision log, once it holds every decision that a client was told."""
+    pool = load(stack.config_path).ledger.pool
+    until_s = time.monotonic() + LOG_WRITTEN_S
+    while decided - (words := told.decisions(stack.valkey.url, pool)).keys() and time.monotonic() < until_s:
+        time.sleep(0.2)
+    return words
 
 
 def _idle(

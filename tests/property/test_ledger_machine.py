@@ -40,7 +40,13 @@ class LedgerMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.memory = InMemoryLedger(self.clock)
         connecting = RedisLedger.connect(
-            url, uuid.uuid4().hex, deadline_s=30.0, background_deadline_s=30.0, fresh=True, test_clock=self.clock
+            url,
+            uuid.uuid4().hex,
+            deadline_s=30.0,
+            background_deadline_s=30.0,
+            wait_s=60.0,
+            fresh=True,
+            test_clock=self.clock,
         )
         self.real = self.runner.run(connecting)
         self.seen: dict[str, Reservation] = {}

@@ -14,5 +14,5 @@ def make(folder: Path, name: str) -> tuple[Path, Path]:
     chain, key = folder / f"{name}.pem", folder / f"{name}.key"
     arguments = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     arguments += ["-days", "2", "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
-    subprocess.run([*arguments, "-keyout", str(key), "-out", str(chain)], check=True, capture_output=True, timeout=30)
+    subprocess.run([*arguments, "-keyout", str(key), "-out", str(chain)], check=True, capture_output=True, timeout=120)
     return chain, key

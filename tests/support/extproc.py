@@ -55,7 +55,7 @@ class Decider:
         self.nodes: set[str] = set()
         self.address = ""
 
-    def entries_where(self, wanted: Callable[[str, Any], bool], *, count: int = 1, within_s: float = 5.0) -> list[Any]:
+    def entries_where(self, wanted: Callable[[str, Any], bool], *, count: int = 1, within_s: float = 60.0) -> list[Any]:
         """Wait for ``count`` access-log entries that ``wanted(log name, entry)`` likes; all there are."""
         until = time.monotonic() + within_s
         while True:

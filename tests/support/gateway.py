@@ -19,6 +19,8 @@ from tests.support.extproc import Asked, Decider, Verdict, deciding
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+#: A request that nobody answers fails its test.
+ANSWERED_WITHIN_S = 60.0
 SERVER_NAME = "api.example.test"
 LOCAL_KEY, REMOTE_KEY = "local-secret", "remote-secret"
 BODY = b'{"messages":[{"model":"coder"}],"model":"coder","stream":false}'
@@ -27,7 +29,9 @@ MODEL_AT = names.model_at(BODY.rindex(b'"coder"'), BODY.rindex(b'"coder"') + len
 
 CONFIG = """
 serve: {{listen: "unix:{folder}/s.sock", maxBodyBytes: 262144}}
-envoy: {{listen: "127.0.0.1:0", admin: "127.0.0.1:0", periodicS: 0.1, undecided: {undecided}{more}}}
+envoy:
+  {{listen: "127.0.0.1:0", admin: "127.0.0.1:0", periodicS: 0.1, messageTimeoutMs: 30000, maxMessageTimeoutMs: 30000,
+    undecided: {undecided}{more}}}
 targets:
   primary:
     engine: vllm
@@ -91,7 +95,7 @@ class Gateway:
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
         """One request over HTTP/1.1."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.envoy.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.envoy.port, timeout=ANSWERED_WITHIN_S)
         try:
             connection.request(method, path, body=body, headers=dict(headers or {}))
             answer = connection.getresponse()
@@ -151,7 +155,8 @@ def running(*, undecided: str = "closed", tls: bool = False, sections: str = "")
 
         decider = stack.enter_context(deciding(decide, f"unix:{folder}/s.sock"))
         environment = {"LOCAL_KEY": LOCAL_KEY, "REMOTE_KEY": REMOTE_KEY}
-        made = build(load_text(text + sections, where="test"), node_id="envoy-under-test")
+        config = load_text(text + sections, where="test")
+        made = envoy_process.unhurried(build(config, node_id="envoy-under-test"), ANSWERED_WITHIN_S)
         process = stack.enter_context(envoy_process.running(made, folder, environment=environment))
         gateway.append(Gateway(process, decider, upstreams))
         yield gateway[0]

@@ -10,7 +10,7 @@ from h2.events import DataReceived, ResponseReceived, StreamEnded
 
 def ask_http2(port: int, body: bytes, path: str = "/v1/chat/completions") -> tuple[int, dict[str, str], bytes]:
     """POST ``body``; (status, headers, body)."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as link:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
         client = H2Connection()
         client.initiate_connection()
         head = [(":method", "POST"), (":path", path), (":scheme", "http"), (":authority", "test")]

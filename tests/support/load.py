@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from extproc.local.client import Reply
-from tests.support.stack import Stack
+from tests.support.stack import ANSWERED_WITHIN_S, READY_WITHIN_S, Stack
 
 #: Reasons that a client may meet while something of ours is broken.
 TRANSIENT = frozenset(
@@ -23,7 +23,7 @@ TRANSIENT = frozenset(
 #: Reasons of requests that were never admitted because something was not up yet, or not in time.
 NOT_YET = frozenset({"ledger_down", "unknown_state", "not_ready"})
 #: A stream that meets one of them is sent again for this long.
-STARTED_WITHIN_S = 6.0
+STARTED_WITHIN_S = 60.0
 
 
 def chat(model: str, output: int, text: str = "hello", **extra: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Streams:
     tasks: list[asyncio.Task[Reply]] = field(default_factory=list)
     ended_s: float = 0.0
 
-    def start(self, count: int, body: Mapping[str, Any], timeout_s: float = 60.0) -> None:
+    def start(self, count: int, body: Mapping[str, Any], timeout_s: float = 300.0) -> None:
         """``count`` more streams of ``body``."""
         self.tasks += [asyncio.create_task(self._one(body, timeout_s)) for _ in range(count)]
 
@@ -113,15 +113,33 @@ class Streams:
         return list(await asyncio.gather(*self.tasks))
 
 
+async def until(true: Callable[[], Any], what: str, within_s: float = READY_WITHIN_S) -> None:
+    """Wait for something that other tasks and processes bring about; fails with ``what`` where it does not come."""
+    until_s = time.monotonic() + within_s
+    while not true():
+        if time.monotonic() > until_s:
+            raise AssertionError(f"not within {within_s:g} s: {what}")
+        await asyncio.sleep(0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One request of a ``Trickle``, with the moments it was sent and answered (monotonic)."""
+
+    at_s: float
+    over_s: float
+    reply: Reply
+
+
 @dataclass
 class Trickle:
-    """New short requests at a steady pace until stopped: who came when, and what they got."""
+    """New short requests at a steady pace until stopped: who came when, and what they got when."""
 
     stack: Stack
     body: Mapping[str, Any]
     every_s: float = 0.25
-    timeout_s: float = 20.0
-    sent: list[asyncio.Task[tuple[float, Reply]]] = field(default_factory=list)
+    timeout_s: float = ANSWERED_WITHIN_S
+    sent: list[asyncio.Task[Sent]] = field(default_factory=list)
     _task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Trickle:
@@ -139,22 +157,32 @@ class Trickle:
             self.sent.append(asyncio.create_task(self._one()))
             await asyncio.sleep(self.every_s)
 
-    async def _one(self) -> tuple[float, Reply]:
+    async def _one(self) -> Sent:
         at_s = time.monotonic()
-        return at_s, await self.stack.send(self.body, timeout_s=self.timeout_s)
+        reply = await self.stack.send(self.body, timeout_s=self.timeout_s)
+        return Sent(at_s, time.monotonic(), reply)
 
-    async def until_served(self, since_s: float, within_s: float) -> None:
-        """Wait until a request sent after ``since_s`` was answered 200; fails after ``within_s``."""
-        until_s = time.monotonic() + within_s
-        while not any(done.status == 200 for done in self._done(since_s)):
-            if time.monotonic() > until_s:
-                raise AssertionError(f"nothing was served; answered {[done.status for done in self._done(since_s)]}")
-            await asyncio.sleep(0.1)
+    async def until_served(self, since_s: float, within_s: float = READY_WITHIN_S) -> None:
+        """Wait until a request sent after ``since_s`` was answered 200."""
+        await until(
+            lambda: any(reply.status == 200 for reply in self.answered(since_s)), "a request is served", within_s
+        )
 
-    def _done(self, since_s: float) -> list[Reply]:
-        done = (task.result() for task in self.sent if task.done())
-        return [reply for at_s, reply in done if at_s >= since_s]
+    async def until_answered(self, count: int, since_s: float, within_s: float = READY_WITHIN_S) -> None:
+        """Wait until so many requests sent after ``since_s`` were answered."""
+        await until(lambda: len(self.answered(since_s)) >= count, f"{count} requests are answered", within_s)
 
-    def replies(self, since_s: float = 0.0, until_s: float = float("inf")) -> list[Reply]:
-        """The answers to requests sent within this time; all of them must be over."""
-        return [reply for at_s, reply in (task.result() for task in self.sent) if since_s <= at_s <= until_s]
+    def answered(self, since_s: float = 0.0, before_s: float = float("inf")) -> list[Reply]:
+        """The answers, given before ``before_s``, to requests sent after ``since_s``; who left got none."""
+        done = [task.result() for task in self.sent if task.done()]
+        return [one.reply for one in done if one.at_s > since_s and one.over_s < before_s and one.reply.status]
+
+    def replies(self) -> list[Reply]:
+        """What became of all requests; all of them must be over."""
+        return [task.result().reply for task in self.sent]
+
+    def waiting(self, since_s: float, until_s: float, at_s: float) -> int:
+        """How many of the requests sent between two moments had no answer at a third."""
+        done = [task.result() for task in self.sent if task.done()]
+        mine = [one for one in done if since_s < one.at_s < until_s]
+        return sum(one.over_s > at_s for one in mine)

@@ -17,16 +17,17 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from extproc.config import load
 from extproc.errors import LedgerDown
+from extproc.gateway import protos
 from extproc.gateway.build import build
-from extproc.ledger.base import LedgerSnapshot
+from extproc.ledger.base import SILENCE_S, LedgerSnapshot
 from extproc.ledger.redis import RedisLedger
 from extproc.local.client import Reply, request
 from tests.support import envoy_process
@@ -34,9 +35,31 @@ from tests.support.deployments import ValkeyCluster, ValkeySentinels
 from tests.support.valkey import ValkeyServer
 
 READY_WITHIN_S = 60.0
-STOP_WITHIN_S = 15.0
-LEDGER_WITHIN_S = 10.0
+STOP_WITHIN_S = 60.0
+#: A request that nobody answers fails its test; its client waits longer than Envoy does in any configuration here.
+ANSWERED_WITHIN_S = 60.0
+#: What the ledger is asked by a test is asked again for this long where it does not answer.
+LEDGER_WITHIN_S = 60.0
+#: ``serve`` reads the ledger's snapshot every half second; it has read what the ledger shows once so long has passed.
+SEEN_AFTER_S = 3.0
+#: What an end record releases is gone within this long of it, cooling included. Silence frees nothing before
+#: ``SILENCE_S``, so what takes longer was not released by its end.
+RELEASED_WITHIN_S = SILENCE_S - 1.0
+#: What no end record can release goes by silence: after ``SILENCE_S``, counted anew wherever ``serve`` stood still for
+#: two seconds. What leaks stays.
+EMPTY_WITHIN_S = 3 * SILENCE_S
+#: Deadlines of parts that share a busy machine's cores: where no deadline is the subject, none strikes while a process
+#: waits for its turn. The health checks that Envoy makes of ``serve`` wait as long as a request.
+PATIENT: dict[str, Any] = {
+    "ledger": {"deadlineMs": 5000}, "serve": {"countDeadlineMs": 5000},
+    "envoy": {"messageTimeoutMs": 20_000, "maxMessageTimeoutMs": 30_000},
+}  # fmt: skip
+#: Deadlines about as an operator has them, for tests that judge what is answered when one strikes.
+PROMPT: dict[str, Any] = {
+    "ledger": {"deadlineMs": 200}, "serve": {"countDeadlineMs": 300}, "envoy": {"messageTimeoutMs": 1000},
+}  # fmt: skip
 
+Found = TypeVar("Found")
 LedgerServer = ValkeyServer | ValkeyCluster | ValkeySentinels
 
 
@@ -66,7 +89,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """GET /emulator/stats."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/emulator/stats", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/emulator/stats", timeout=READY_WITHIN_S) as answer:
             return dict(json.load(answer))
 
     def faults(self, **values: object) -> None:
@@ -74,7 +97,7 @@ class Engine:
         body = json.dumps(values).encode()
         urllib.request.urlopen(
             urllib.request.Request(f"http://127.0.0.1:{self.port}/emulator/faults", data=body, method="POST"),
-            timeout=10,
+            timeout=READY_WITHIN_S,
         ).close()
 
     @property
@@ -109,7 +132,7 @@ class Stack:
         *,
         path: str = "/v1/chat/completions",
         headers: Mapping[str, str] | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float = ANSWERED_WITHIN_S,
         method: str = "POST",
     ) -> Reply:
         """One request through Envoy."""
@@ -120,27 +143,36 @@ class Stack:
         )  # fmt: skip
 
     async def ledger(self) -> RedisLedger:
-        """A ledger client of the test's own; the caller closes it."""
-        return await RedisLedger.connect(self.server.url, load(self.config_path).ledger.pool, deadline_s=2.0)
+        """A ledger client of the test's own, with more patience than a busy machine takes; the caller closes it."""
+        return await RedisLedger.connect(
+            self.server.url, load(self.config_path).ledger.pool, deadline_s=LEDGER_WITHIN_S, wait_s=LEDGER_WITHIN_S,
+            background_deadline_s=LEDGER_WITHIN_S,
+        )  # fmt: skip
+
+    async def read(self, ask: Callable[[RedisLedger], Awaitable[Found]]) -> Found:
+        """What the ledger says, asked again while it does not answer."""
+        until = time.monotonic() + LEDGER_WITHIN_S
+        ledger = await self.ledger()
+        try:
+            while True:
+                try:
+                    return await ask(ledger)
+                except LedgerDown:
+                    if time.monotonic() > until:
+                        raise
+                await asyncio.sleep(0.05)
+        finally:
+            await ledger.close()
 
     async def snapshot(self) -> LedgerSnapshot:
-        """The ledger as it is now; a loaded machine gets some patience."""
-        until = time.monotonic() + LEDGER_WITHIN_S
-        while True:
-            ledger = await self.ledger()
-            try:
-                return await ledger.snapshot()
-            except LedgerDown:
-                if time.monotonic() > until:
-                    raise
-            finally:
-                await ledger.close()
+        """The ledger as it is now."""
+        return await self.read(lambda ledger: ledger.snapshot())
 
     async def reservations(self) -> int:
         """Live reservations of the whole pool."""
         return sum(view.reservations for view in (await self.snapshot()).replicas.values())
 
-    async def until_empty(self, within_s: float) -> float:
+    async def until_empty(self, within_s: float = EMPTY_WITHIN_S) -> float:
         """Wait until nothing is reserved; returns how long it took, fails when it takes longer."""
         began = time.monotonic()
         while (left := await self.reservations()) > 0:
@@ -149,7 +181,7 @@ class Stack:
             await asyncio.sleep(0.1)
         return time.monotonic() - began
 
-    async def until_reserved(self, wanted: int, within_s: float = 8.0) -> None:
+    async def until_reserved(self, wanted: int, within_s: float = READY_WITHIN_S) -> None:
         """Wait until exactly this many reservations are live."""
         until = time.monotonic() + within_s
         while (found := await self.reservations()) != wanted:
@@ -157,7 +189,7 @@ class Stack:
                 raise AssertionError(f"{found} reservations, not {wanted}, after {within_s} s")
             await asyncio.sleep(0.05)
 
-    async def until_ready(self, *replicas: str, within_s: float = 20.0) -> None:
+    async def until_ready(self, *replicas: str, within_s: float = READY_WITHIN_S) -> None:
         """Wait until the ledger knows these replicas (default: all engines) as ready."""
         wanted = replicas or tuple(replica.name for _, _, replica in load(self.config_path).local_replicas())
         until = time.monotonic() + within_s
@@ -225,7 +257,10 @@ def config_of(
     ledger_url: str,
     folder: Path,
 ) -> dict[str, Any]:
-    """kvgate.yaml for these engines: a replica's ``url``, where it has none, is filled in by its name."""
+    """kvgate.yaml for these engines: a replica's ``url``, where it has none, is filled in by its name.
+
+    ``rest`` is laid over it, section by section; its deadlines are ``PATIENT`` ones.
+    """
     filled = json.loads(json.dumps(targets))
     for target in filled.values():
         for replica in target.get("replicas", ()):
@@ -233,18 +268,26 @@ def config_of(
                 replica.setdefault("url", f"http://127.0.0.1:{engines[replica['name']].port}")
         if "engineName" in target:
             target["url"] = f"http://127.0.0.1:{engines[target.pop('engineName')].port}"
-    merged: dict[str, Any] = {
-        "ledger": {"url": ledger_url, "deadlineMs": 200},
-        "serve": {"listen": f"unix:{folder}/x.sock", "admin": "127.0.0.1:0", "countDeadlineMs": 300},
-        "envoy": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "messageTimeoutMs": 1000},
+    made: dict[str, Any] = {
+        "ledger": {"url": ledger_url},
+        "serve": {"listen": f"unix:{folder}/x.sock", "admin": "127.0.0.1:0"},
+        "envoy": {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"},
         "agent": {"intervalS": 0.3, "admin": "127.0.0.1:0", "node": "test"},
         "targets": filled,
     }
-    for key, value in rest.items():
-        merged[key] = (
-            {**merged[key], **value} if isinstance(value, dict) and isinstance(merged.get(key), dict) else value
-        )
-    return merged
+    return merged(merged(made, PATIENT), rest)
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid over ``under``, and their sections likewise."""
+    both = {key: {**under[key], **value} for key, value in over.items() if isinstance(under.get(key), dict)}
+    return {**under, **over, **both}
+
+
+def bootstrap(path: Path) -> protos.bootstrap.Bootstrap:
+    """Envoy's configuration for a kvgate.yaml; a health check of ``serve`` may take as long as a request."""
+    config = load(path)
+    return envoy_process.unhurried(build(config), config.envoy.message_timeout_ms / 1000)
 
 
 @contextmanager
@@ -285,7 +328,7 @@ def running(
         listen = config["serve"]["listen"]
         listens = [f"{listen}.{n}" for n in range(serves)] if serves > 1 else [listen]
         running_envoy = stack.enter_context(
-            envoy_process.running(build(load(path)), folder, environment={**os.environ, **(environment or {})})
+            envoy_process.running(bootstrap(path), folder, environment={**os.environ, **(environment or {})})
         )
         made_stack = Stack(folder, path, server, made, running_envoy, None, [], listens, stack)
         made_stack.start_agent()
@@ -311,7 +354,7 @@ def _until_healthy(running_envoy: envoy_process.Envoy) -> None:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    process.wait(10)
+    process.wait(STOP_WITHIN_S)
 
 
 def _stop(process: Any) -> None:
@@ -324,5 +367,5 @@ def _stop(process: Any) -> None:
         found.wait(STOP_WITHIN_S)
     except subprocess.TimeoutExpired:
         found.kill()
-        found.wait(5)
+        found.wait(STOP_WITHIN_S)
         raise

@@ -19,8 +19,8 @@ from typing import Any
 
 import hiredis
 
-START_TIMEOUT_S = 10.0
-STOP_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
 
 
 def valkey_binary() -> str:
@@ -45,7 +45,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def command(port: int, *parts: str | int, timeout_s: float = 5.0) -> Any:
+def command(port: int, *parts: str | int, timeout_s: float = 30.0) -> Any:
     """One command on a connection of its own; errors come back as ``hiredis.ReplyError``, an outage as OSError."""
     reader = hiredis.Reader()
     with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as s:
@@ -110,7 +110,7 @@ class ValkeyServer:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=0.5) as s:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5.0) as s:
                 s.sendall(b"PING\r\n")
                 return s.recv(64).startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
@@ -122,6 +122,7 @@ class ValkeyServer:
             return
         if process.poll() is None:
             process.send_signal(how)
+            process.send_signal(signal.SIGCONT)  # a test that failed may have left it stopped
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

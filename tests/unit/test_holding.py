@@ -47,9 +47,9 @@ async def settled() -> None:
 async def test_first_come_first_served(room: Room) -> None:
     """The first waiter goes first, even if the second would fit earlier."""
     holding: Holding[str] = Holding({"batch": LIMITS})
-    large = asyncio.create_task(holding.hold("batch", 10, room.attempt("large", 2), 5))
+    large = asyncio.create_task(holding.hold("batch", 10, room.attempt("large", 2), 300))
     await settled()
-    small = asyncio.create_task(holding.hold("batch", 10, room.attempt("small"), 5))
+    small = asyncio.create_task(holding.hold("batch", 10, room.attempt("small"), 300))
     await settled()
     room.free = 1
     holding.wake()
@@ -72,10 +72,10 @@ async def test_nobody_tries_without_being_woken(room: Room) -> None:
 async def test_depth_and_bytes_are_bounded(room: Room) -> None:
     """One more than the depth, or more bytes than allowed, is refused at once."""
     holding: Holding[str] = Holding({"batch": LIMITS})
-    assert await holding.hold("batch", 101, room.attempt("big"), 5) is NoPlace.FULL
-    tasks = [asyncio.create_task(holding.hold("batch", 10, room.attempt(name), 5)) for name in "ab"]
+    assert await holding.hold("batch", 101, room.attempt("big"), 300) is NoPlace.FULL
+    tasks = [asyncio.create_task(holding.hold("batch", 10, room.attempt(name), 300)) for name in "ab"]
     await settled()
-    assert await holding.hold("batch", 10, room.attempt("c"), 5) is NoPlace.FULL
+    assert await holding.hold("batch", 10, room.attempt("c"), 300) is NoPlace.FULL
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -85,9 +85,9 @@ async def test_who_leaves_makes_way(room: Room) -> None:
     """A client that goes away takes its place with it, and the next one has its turn."""
     depths: list[int] = []
     holding: Holding[str] = Holding({"batch": LIMITS}, lambda _lane, depth: depths.append(depth))
-    first = asyncio.create_task(holding.hold("batch", 10, room.attempt("first", 5), 5))
+    first = asyncio.create_task(holding.hold("batch", 10, room.attempt("first", 5), 300))
     await settled()
-    second = asyncio.create_task(holding.hold("batch", 10, room.attempt("second"), 5))
+    second = asyncio.create_task(holding.hold("batch", 10, room.attempt("second"), 300))
     await settled()
     room.free = 1
     first.cancel()
@@ -98,16 +98,14 @@ async def test_who_leaves_makes_way(room: Room) -> None:
 
 async def test_an_attempt_is_not_cut_off(room: Room) -> None:
     """The time limit falls into an attempt that succeeds: its answer counts."""
-    holding: Holding[str] = Holding({"batch": LIMITS})
+    # Woken as it joins the line, it tries before any time has passed.
+    holding: Holding[str] = Holding({"batch": LIMITS}, lambda _lane, _depth: holding.wake())
 
     async def slow() -> str:
         await asyncio.sleep(0.2)
         return "done"
 
-    task = asyncio.create_task(holding.hold("batch", 10, slow, 0.1))
-    await settled()
-    holding.wake()
-    assert await task == "done"
+    assert await holding.hold("batch", 10, slow, 0.1) == "done"
 
 
 async def test_an_error_in_an_attempt_leaves_the_line(room: Room) -> None:
@@ -117,7 +115,7 @@ async def test_an_error_in_an_attempt_leaves_the_line(room: Room) -> None:
     async def broken() -> str:
         raise RuntimeError("ours")
 
-    task = asyncio.create_task(holding.hold("batch", 10, broken, 5))
+    task = asyncio.create_task(holding.hold("batch", 10, broken, 300))
     await settled()
     holding.wake()
     with pytest.raises(RuntimeError):
@@ -128,10 +126,10 @@ async def test_an_error_in_an_attempt_leaves_the_line(room: Room) -> None:
 async def test_lanes_do_not_wait_for_each_other(room: Room) -> None:
     """Each lane has its own line."""
     holding: Holding[str] = Holding({"batch": LIMITS, "other": LIMITS})
-    stuck = asyncio.create_task(holding.hold("batch", 10, room.attempt("stuck", 99), 5))
+    stuck = asyncio.create_task(holding.hold("batch", 10, room.attempt("stuck", 99), 300))
     await settled()
     room.free = 1
-    other = asyncio.create_task(holding.hold("other", 10, room.attempt("other"), 5))
+    other = asyncio.create_task(holding.hold("other", 10, room.attempt("other"), 300))
     await settled()
     holding.wake()
     assert await other == "other"

@@ -13,7 +13,7 @@ from pathlib import Path
 from extproc.agent.http import Client, Unreachable
 from extproc.local import llamacpp, tiny_model
 
-START_S = 20.0
+START_S = 120.0
 
 
 def free_port() -> int:
@@ -47,7 +47,7 @@ class Llama:
         async with asyncio.timeout(START_S):
             while True:
                 try:
-                    if (await client.get("/health", 1.0)).status == 200:
+                    if (await client.get("/health", 30.0)).status == 200:
                         break
                 except Unreachable:
                     pass

@@ -40,16 +40,18 @@ async def test_it_publishes_tells_its_health_and_stops_when_told(tmp_path: Path)
         path.write_text(CONFIG.format(ledger=valkey.url, admin=admin, engine=free_port()))
         process = await start(path)
         client = Client(f"http://127.0.0.1:{admin}")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while True:
                 try:
-                    if (await client.get("/readyz", 1.0)).status == 200:
+                    if (await client.get("/readyz", 30.0)).status == 200:
                         break
                 except Unreachable:
                     await asyncio.sleep(0.05)
-        state = json.loads((await client.get("/state", 1.0)).body)
+        state = json.loads((await client.get("/state", 30.0)).body)
         await client.close()
-        ledger = await RedisLedger.connect(valkey.url, "default", deadline_s=2.0)
+        ledger = await RedisLedger.connect(
+            valkey.url, "default", deadline_s=30.0, background_deadline_s=30.0, wait_s=30.0
+        )
         snapshot = await ledger.snapshot()
         await ledger.close()
         process.send_signal(signal.SIGTERM)
@@ -73,7 +75,7 @@ async def test_mistakes_are_one_line(tmp_path: Path, mistake: str) -> None:
             port = taken.getsockname()[1]
             path.write_text(CONFIG.format(ledger="redis://127.0.0.1:1/0", admin=port, engine=1))
         process = await start(path)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             _, said = await process.communicate()
     lines = [line for line in said.decode().splitlines() if not line.startswith("{")]
     assert process.returncode == 1

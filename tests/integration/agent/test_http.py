@@ -11,6 +11,8 @@ import pytest
 from extproc.agent.http import MAX_BODY_BYTES, Cause, Client, Unreachable
 from tests.integration.agent.engines import free_port
 
+#: A time-out that no busy machine meets.
+ANSWERED_S = 60.0
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -50,7 +52,7 @@ def sends(*parts: bytes, forever: bool = False) -> Handler:
     return handle
 
 
-async def get(url: str, timeout_s: float = 2.0) -> tuple[int, bytes]:
+async def get(url: str, timeout_s: float = ANSWERED_S) -> tuple[int, bytes]:
     """One GET."""
     client = Client(url)
     try:
@@ -107,7 +109,7 @@ async def test_failures_have_a_cause(handler: Handler, cause: Cause) -> None:
 
 
 async def test_a_silent_server_costs_the_deadline_and_no_more() -> None:
-    """No answer: the time-out ends the wait."""
+    """No answer: the time-out ends the wait, a tenth of a second with a server that is silent for as long as it is asked."""
 
     async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -118,7 +120,7 @@ async def test_a_silent_server_costs_the_deadline_and_no_more() -> None:
             await get(url, 0.1)
         elapsed_s = asyncio.get_running_loop().time() - began
     assert caught.value.cause is Cause.TIMEOUT
-    assert elapsed_s < 1.0
+    assert 0.1 <= elapsed_s < ANSWERED_S / 2
 
 
 async def test_nobody_listening_is_refused() -> None:
@@ -150,7 +152,7 @@ async def test_one_connection_serves_many_gets_and_is_replaced_when_closed() -> 
 
     async with server(twice) as url:
         client = Client(url)
-        bodies = [(await client.get("/metrics", 2.0)).body for _ in range(6)]
+        bodies = [(await client.get("/metrics", ANSWERED_S)).body for _ in range(6)]
         await client.close()
     assert bodies == [b"ok"] * 6
     assert connections == 3

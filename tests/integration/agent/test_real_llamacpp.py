@@ -19,8 +19,6 @@ from extproc.ledger.inmemory import InMemoryLedger
 from extproc.types import Need
 from tests.integration.agent.engines import Llama, llama, tiny
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -34,6 +34,8 @@ def server() -> Iterator[ValkeyServer]:
 @pytest.fixture
 async def ledger(valkey: ValkeyServer, pool: str) -> AsyncIterator[RedisLedger]:
     """An empty ledger on the server's own clock."""
-    made = await RedisLedger.connect(valkey.url, pool, deadline_s=30.0, background_deadline_s=30.0, fresh=True)
+    made = await RedisLedger.connect(
+        valkey.url, pool, deadline_s=30.0, background_deadline_s=30.0, wait_s=60.0, fresh=True
+    )
     yield made
     await made.close()

@@ -27,7 +27,9 @@ async def true_sums(ledger: RedisLedger) -> None:
 async def hundred(valkey: ValkeyServer, pool: str) -> AsyncIterator[list[RedisLedger]]:
     """Ten connections; the races use each ten times at once."""
     ledgers = [
-        await RedisLedger.connect(valkey.url, pool, deadline_s=30.0, background_deadline_s=30.0, fresh=True)
+        await RedisLedger.connect(
+            valkey.url, pool, deadline_s=30.0, background_deadline_s=30.0, wait_s=60.0, fresh=True
+        )
         for _ in range(10)
     ]
     yield ledgers
@@ -41,13 +43,15 @@ def test_eight_processes_racing_two_hundred_requests_for_ten_places_get_exactly_
     """Check and reserve are one step, whoever asks."""
 
     async def prepare() -> None:
-        ledger = await RedisLedger.connect(valkey.url, pool, fresh=True, deadline_s=30.0, background_deadline_s=30.0)
+        ledger = await RedisLedger.connect(
+            valkey.url, pool, fresh=True, deadline_s=30.0, background_deadline_s=30.0, wait_s=60.0
+        )
         now = await ledger.time_s()
-        await ledger.publish([report(now - 0.2, capacity_blocks=PLACES * 10)], [], 60)
+        await ledger.publish([report(now - 0.2, capacity_blocks=PLACES * 10)], [], 3600)
         await ledger.close()
 
     async def check() -> tuple[int, int]:
-        ledger = await RedisLedger.connect(valkey.url, pool, deadline_s=30.0, background_deadline_s=30.0)
+        ledger = await RedisLedger.connect(valkey.url, pool, deadline_s=30.0, background_deadline_s=30.0, wait_s=60.0)
         await true_sums(ledger)
         view = (await ledger.snapshot()).replicas["a"]
         await ledger.close()
@@ -62,7 +66,7 @@ def test_eight_processes_racing_two_hundred_requests_for_ten_places_get_exactly_
         )
         for n in range(PROCESSES)
     ]  # fmt: skip
-    won = [int(racer.communicate(timeout=60)[0]) for racer in racers]
+    won = [int(racer.communicate(timeout=300)[0]) for racer in racers]
     assert (sum(won), asyncio.run(check())) == (PLACES, (PLACES * 10, PLACES))
 
 

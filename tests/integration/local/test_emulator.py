@@ -15,6 +15,8 @@ from extproc.local.emulator_server import EmulatedEngine
 from extproc.local.emulator_settings import Settings
 from extproc.local.paged import EngineShape
 
+#: What takes longer never comes.
+WITHIN_S = 60.0
 FAST = EngineShape(
     blocks=201,
     block_tokens=16,
@@ -61,7 +63,7 @@ async def call(
     reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
     try:
         writer.write(wire(path, body, connection="close", **headers))
-        raw = await asyncio.wait_for(reader.read(), 10)
+        raw = await asyncio.wait_for(reader.read(), WITHIN_S)
     finally:
         writer.close()
         await writer.wait_closed()
@@ -72,7 +74,7 @@ async def call(
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until it holds; the test's timeout is the bound."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         while not condition():  # noqa: ASYNC110 - the engine under test has no event to wait for
             await asyncio.sleep(0.002)
 
@@ -135,7 +137,7 @@ async def test_a_gone_client_frees_its_blocks_within_a_step() -> None:
         await until(lambda: not engine.engine.busy)
         stats = engine.stats()
 
-    assert held == 7
+    assert held >= 7  # 100 tokens of prompt; what was written until we looked comes on top
     assert (stats["used_blocks"], stats["aborted"], stats["open_requests"]) == (0, 1, 0)
     requests = stats["requests"]
     assert isinstance(requests, list)
@@ -216,7 +218,7 @@ async def test_connections_are_kept_and_pipelined_requests_wait() -> None:
     async with emulated() as engine:
         reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
         writer.write(wire("/v1/completions", prompt(4, max_tokens=1)) + wire("/version", connection="close"))
-        raw = (await asyncio.wait_for(reader.read(), 10)).decode()
+        raw = (await asyncio.wait_for(reader.read(), WITHIN_S)).decode()
         writer.close()
         await shut(writer)
 
@@ -227,7 +229,7 @@ async def test_idle_connections_close() -> None:
     """An idle connection is closed after the keep-alive time, as vLLM's is."""
     async with emulated(replace(SETTINGS, keep_alive_s=0.05)) as engine:
         reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
         writer.close()
         await shut(writer)
 

@@ -55,7 +55,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pid: int, within_s: float = 5.0) -> bool:
+def gone(pid: int, within_s: float = 60.0) -> bool:
     """Whether the process is gone soon."""
     deadline_s = time.monotonic() + within_s
     while alive(pid) and time.monotonic() < deadline_s:

@@ -29,7 +29,7 @@ def test_real_llamacpp_serves_it(model: tiny_model.TinyModel, tmp_path: Path, qu
     source = Path(__file__).read_text()[:900]
 
     async def ask(path: str, body: dict[str, object]) -> object:
-        return (await request(port, "POST", path, body=json.dumps(body).encode(), timeout_s=30)).json()
+        return (await request(port, "POST", path, body=json.dumps(body).encode(), timeout_s=120)).json()
 
     with Supervisor(tmp_path) as supervisor:
         supervisor.start(stack.llama_server("engine", server))

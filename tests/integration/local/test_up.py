@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 from extproc.local import stack
-from extproc.local.client import request
+from extproc.local.client import Reply, request
 from extproc.local.llamacpp import LlamaServer
 from extproc.local.supervisor import Supervisor
+from tests.support.load import NOT_YET
 
-START_S = 60.0
+START_S = 180.0
 
 
 class Up:
@@ -117,7 +118,7 @@ def config_file(directory: Path) -> str:
 
 def gone(pids: list[int]) -> bool:
     """Whether all of them end soon."""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         states = []
         for pid in pids:
@@ -131,16 +132,24 @@ def gone(pids: list[int]) -> bool:
     return False
 
 
+async def admitted(port: int, body: bytes) -> Reply:
+    """The answer to a request, sent again while a busy machine's ledger or ``serve`` does not answer in time."""
+    until_s = time.monotonic() + START_S
+    while True:
+        reply = await request(port, "POST", "/v1/chat/completions", body=body, timeout_s=START_S)
+        if reply.headers.get("x-kvgate-reason") not in NOT_YET or time.monotonic() > until_s:
+            return reply
+        await asyncio.sleep(0.1)
+
+
 def test_an_engine_given_by_url_is_served_and_nothing_survives(engine: str, tmp_path: Path) -> None:
     """A request through Envoy is admitted to it; SIGTERM ends everything with status 0 and leaves no file."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "abcd" * 40}], "max_tokens": 8}
     with up(tmp_path, "--engine", engine) as running:
-        reply = asyncio.run(
-            request(running.address, "POST", "/v1/chat/completions", body=json.dumps(body).encode(), timeout_s=20)
-        )
+        reply = asyncio.run(admitted(running.address, json.dumps(body).encode()))
         children = running.children()
         running.process.send_signal(signal.SIGTERM)
-        status = running.process.wait(30)
+        status = running.process.wait(START_S)
 
     assert (reply.status, reply.headers["x-kvgate-decision"], reply.headers["x-kvgate-target"]) == (
         200,
@@ -160,7 +169,7 @@ def test_a_child_that_dies_ends_the_stack_with_one_line(engine: str, tmp_path: P
         children = running.children()
         valkey = next(pid for pid in children if b"valkey" in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(valkey, signal.SIGKILL)
-        status = running.process.wait(30)
+        status = running.process.wait(START_S)
         assert running.process.stderr is not None
         said = running.process.stderr.read().strip().splitlines()
 

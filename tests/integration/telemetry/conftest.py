@@ -20,8 +20,8 @@ def valkey() -> Iterator[ValkeyServer]:
 
 @pytest.fixture
 async def redis(valkey: ValkeyServer) -> AsyncIterator[Redis]:
-    """A client with short timeouts."""
-    client = Redis.from_url(valkey.url, socket_timeout=0.3, socket_connect_timeout=0.3)
+    """A client."""
+    client = Redis.from_url(valkey.url, socket_timeout=60.0, socket_connect_timeout=60.0)
     yield client
     await client.aclose()
 

@@ -62,7 +62,9 @@ async def test_an_outage_shows_and_passes_through(pool: str) -> None:
     """Calls without an answer raise as before, count as errors, and kept ends are seen waiting."""
     metrics = Metrics()
     with ValkeyServer() as server:
-        plain = await RedisLedger.connect(server.url, pool, deadline_s=1.0, fresh=True)
+        plain = await RedisLedger.connect(
+            server.url, pool, deadline_s=60.0, background_deadline_s=60.0, wait_s=60.0, fresh=True
+        )
         ledger = watched(plain, metrics)
         await ledger.snapshot()
         assert figures(metrics)["kvgate_ledger_up"] == 1

@@ -45,7 +45,9 @@ def config_file(tmp_path: Path, valkey: ValkeyServer, pool: str) -> Path:
 @pytest.fixture
 async def busy(valkey: ValkeyServer, pool: str) -> AsyncIterator[RedisLedger]:
     """One fresh report, one reservation, two decisions of which one has ended."""
-    ledger = await RedisLedger.connect(valkey.url, pool, deadline_s=1.0, fresh=True)
+    ledger = await RedisLedger.connect(
+        valkey.url, pool, deadline_s=60.0, background_deadline_s=60.0, wait_s=60.0, fresh=True
+    )
     now_s = await ledger.time_s()
     taken, _ = snapshot()
     report = taken.replicas["gpu-a-0"].report

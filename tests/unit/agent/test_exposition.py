@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -66,17 +65,6 @@ def test_wanted_names_give_what_the_whole_body_gives() -> None:
     some = parse(VLLM_BODY, frozenset({"vllm_num_requests_running", "vllm_cache_config_info"}))
     assert set(some.samples) == {"vllm_num_requests_running", "vllm_cache_config_info"}
     assert all(some.samples[name] == whole.samples[name] for name in some.samples)
-
-
-def test_a_vllm_body_is_parsed_within_three_milliseconds() -> None:
-    """67 kB in at most 3 ms of CPU, the best of several tries on a shared machine."""
-    best_s = math.inf
-    for _ in range(20):
-        begin = time.process_time()
-        parse(VLLM_BODY)
-        best_s = min(best_s, time.process_time() - begin)
-    assert len(VLLM_BODY) > 60_000
-    assert best_s <= 0.003
 
 
 @given(st.text(max_size=300))

@@ -20,7 +20,7 @@ from extproc.local.workers import Command, supervise
 
 CONFIG = 'lanes: {a: {}}\nledger: {url: "redis://127.0.0.1:1"}\n'
 #: More than any of these processes takes on a busy machine.
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def serve(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str, config: str = CONFIG) -> tuple[int, str]:
@@ -162,7 +162,7 @@ def test_a_worker_that_never_serves_ends_them_all(capfd: pytest.CaptureFixture[s
 
 def test_a_later_worker_that_never_serves_stops_the_first(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Half a service is none; a death without a word is told."""
-    first = worker(READY + f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)")
+    first = worker(READY + f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)")
     dies = worker("import os; os.kill(os.getpid(), 9)")
 
     assert supervise([first, dies]) == 1
@@ -178,7 +178,7 @@ make = lambda n: lambda fd: [sys.executable, "-S", "-c", program, str(fd), folde
 sys.exit(supervise([make(0), make(1)]))
 """
 #: Writes its pid to a file of its own, then serves.
-SERVES = READY + "open(f'{sys.argv[2]}/{sys.argv[3]}.{os.getpid()}', 'w'); time.sleep(60)"
+SERVES = READY + "open(f'{sys.argv[2]}/{sys.argv[3]}.{os.getpid()}', 'w'); time.sleep(600)"
 
 
 def started(folder: Path, number: int, count: int) -> list[int]:
