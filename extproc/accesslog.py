@@ -7,9 +7,10 @@ our rid, never the end of a gRPC stream.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 from extproc.gateway.names import DECISION_NAMESPACE, HEADER_RID, USAGE_NAMESPACE
 from extproc.gateway.quota import SPENT, closed_for_s
@@ -73,8 +74,7 @@ _FIELDS: Mapping[EntryKind, tuple[str, ...] | None] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LogRecord:
+class LogRecord(Struct, frozen=True):
     """One entry, read. Ages are seconds before "now" of the host that reads; None where it did not happen.
 
     ``fields`` are our own metadata as written at the decision (of an end: what ``_FIELDS`` names); ``usage`` what
@@ -102,7 +102,7 @@ class LogRecord:
 
 def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
     """The record in ``entry``; ``now_s`` is the host's wall clock. None for entries that prove nothing here."""
-    common = entry.common_properties
+    common, response = entry.common_properties, entry.response
     kind = _KINDS.get(common.access_log_type)
     if kind is None:
         return None
@@ -110,8 +110,9 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
     fields = _values(metadata[DECISION_NAMESPACE], _FIELDS[kind]) if DECISION_NAMESPACE in metadata else {}
     usage = _values(metadata[USAGE_NAMESPACE]) if USAGE_NAMESPACE in metadata else {}
     rid = fields.get("rid") or entry.request.request_headers.get(HEADER_RID) or None
-    status = entry.response.response_code.value if entry.response.HasField("response_code") else None
-    began_age_s = max(0.0, now_s - _timestamp(common))
+    status = response.response_code.value if response.HasField("response_code") else None
+    start = common.start_time
+    began_age_s = max(0.0, now_s - _seconds(start))
     duration_s = _seconds(common.duration) if common.HasField("duration") else began_age_s
     first = (
         _seconds(common.time_to_first_upstream_rx_byte) if common.HasField("time_to_first_upstream_rx_byte") else None
@@ -123,23 +124,22 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
         cluster=common.upstream_cluster,
         fields=fields,
         usage={name: int(value) for name, value in usage.items() if isinstance(value, float) and 0 <= value < 2**53},
-        how=_ended(entry, kind, status),
+        how=_ended(common, response.response_code_details, kind, status),
         status=status,
-        began_us=common.start_time.seconds * 1_000_000 + common.start_time.nanos // 1000,
+        began_us=start.seconds * 1_000_000 + start.nanos // 1000,
         began_age_s=began_age_s,
         ended_age_s=max(0.0, began_age_s - duration_s),
         first_byte_age_s=None if first is None else max(0.0, began_age_s - first),
         duration_s=duration_s,
-        response_bytes=entry.response.response_body_bytes,
+        response_bytes=response.response_body_bytes,
         attempts=common.upstream_request_attempt_count,
-        closed_for_s=closed_for_s(status, entry.response.response_headers)
-        if kind is EntryKind.ATTEMPT_END and (status in SPENT or entry.response.response_headers)
+        closed_for_s=closed_for_s(status, response.response_headers)
+        if kind is EntryKind.ATTEMPT_END and (status in SPENT or response.response_headers)
         else None,
     )
 
 
-def _ended(entry: pb.HTTPAccessLogEntry, kind: EntryKind, status: int | None) -> Ended:
-    common, details = entry.common_properties, entry.response.response_code_details
+def _ended(common: pb.AccessLogCommon, details: str, kind: EntryKind, status: int | None) -> Ended:
     # Envoy always sends the message, and nearly always without a flag in it.
     flags = common.response_flags if common.response_flags.ListFields() else None
     if kind is EntryKind.ATTEMPT_END and not common.HasField("time_to_first_upstream_tx_byte"):
@@ -169,8 +169,10 @@ def _values(struct: Any, wanted: tuple[str, ...] | None = None) -> dict[str, str
     """The texts and numbers of a google.protobuf.Struct; with ``wanted`` only of these names."""
     fields = struct.fields
     found: dict[str, str | float] = {}
-    for name in fields if wanted is None else (name for name in wanted if name in fields):
-        value = fields[name]
+    for name in fields if wanted is None else wanted:
+        value = fields.get(name)
+        if value is None:
+            continue
         # A field that is set shows what it holds; only an empty one has to be asked what it is.
         known = value.string_value or value.number_value
         if known:
@@ -178,10 +180,6 @@ def _values(struct: Any, wanted: tuple[str, ...] | None = None) -> dict[str, str
         elif (kind := value.WhichOneof("kind")) in ("string_value", "number_value"):
             found[name] = getattr(value, kind)
     return found
-
-
-def _timestamp(common: pb.AccessLogCommon) -> float:
-    return _seconds(common.start_time)
 
 
 def _seconds(span: Any) -> float:

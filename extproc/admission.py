@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from extproc.candidates import Planner
 from extproc.config.models import Config

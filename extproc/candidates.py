@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from extproc.config.models import PREALLOCATING, Config, Lane, Replica, Target
 from extproc.ledger.base import Candidate, ReplicaReport, ReplicaState, ReplicaView
@@ -41,8 +43,7 @@ REMOTE_CLOSED: Mapping[str, Reason] = {
 NO_KV = Projection(0, 0, 0, (), 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """What the request wants, counted: one figure per prompt, sequences, and how long it may answer.
 
     ``context_tokens`` is a context that the request asks its engine for (Ollama's num_ctx), None otherwise.
@@ -57,8 +58,7 @@ class Ask:
     context_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(Struct, frozen=True):
     """What past answers say of a request on one target, None where nothing is known yet.
 
     ``output_tokens`` covers nine of ten, ``typical_tokens`` is the median; ``token_s`` is the time one token takes in
@@ -70,8 +70,7 @@ class Forecast:
     token_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """One place considered: a candidate for the ledger, or the reason why it is none.
 
     The reason is permanent, but for a remote API that was seen to be away or out of quota, and for a target of which no
@@ -87,8 +86,7 @@ class Place:
     limit_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     """What is known of one replica: its report, its cost model, and the blocks that a lane may use of it (None: unknown)."""
 
     report: ReplicaReport | None

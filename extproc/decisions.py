@@ -7,7 +7,9 @@ done, this module says it to Envoy and to the client.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from extproc.candidates import Place
 from extproc.config.models import Config, Lane
@@ -44,8 +46,7 @@ _REASON_OF_STATUS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """Who asks: our random id, the Envoy that carries the request, and the request id that Envoy knows it by.
 
     ``exchange_id`` names the one exchange, also where a client sends one request id with everything.
@@ -57,8 +58,7 @@ class Identity:
     exchange_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Understood:
+class Understood(Struct, frozen=True):
     """A parsed request with its route, the targets it may still use, and its input counted for each of them.
 
     ``over_budget`` names the targets that the lane's input budget closed for it; ``klass`` is its learning class.

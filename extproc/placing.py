@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from extproc.candidates import Ask, Forecast, Place, Planner
 from extproc.config.models import Config

@@ -10,6 +10,8 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from extproc.decisions import Decisions
 from extproc.placing import Pending, Placing
 from extproc.types import Decision
@@ -25,11 +27,13 @@ class Shadow:
 
     async def decide(self, pending: Pending, enforced: Callable[[Pending], Awaitable[Decision]]) -> Decision:
         """The decision that ``enforced`` would make, under an id that is given back at once, and the way of the request."""
-        trial = replace(pending, who=replace(pending.who, rid=secrets.token_hex(12)), timings_ms=pending.timings_ms)
+        trial = replace(
+            pending, who=structs.replace(pending.who, rid=secrets.token_hex(12)), timings_ms=pending.timings_ms
+        )
         would = await enforced(trial)
         await self._placing.abandon(trial)
         if would.decision == "pass":
-            return replace(would, rid=pending.who.rid)
+            return structs.replace(would, rid=pending.who.rid)
         if trial.what is None:
             return self._shown(would, self._placing.onward(pending, trial.parsed, self._anywhere))
         first = trial.what.route.chain[:1]

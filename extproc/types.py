@@ -1,14 +1,16 @@
 """Frozen values that pass between the stages of a decision.
 
 Owns the shapes; knows no I/O, no protobuf, no Redis. Units stand in the names. Times are seconds on the
-clock that the field names: ``_s`` alone is a duration.
+clock that the field names: ``_s`` alone is a duration. What is made for every request is a struct: frozen and slotted
+as the dataclasses elsewhere, and built in a fifth of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 
 class Reason(StrEnum):
@@ -35,8 +37,7 @@ class Reason(StrEnum):
     INTERNAL = "internal"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(Struct, frozen=True):
     """The HTTP head of one exchange as Envoy shows it.
 
     ``path`` has no query string; ``headers`` are lower-case names without pseudo headers, one value each
@@ -52,8 +53,7 @@ class RequestHead:
     began_us: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ImageInput:
+class ImageInput(Struct, frozen=True):
     """One image of a request: pixel size from its own header bytes, or None where unknown (remote URL)."""
 
     width: int | None
@@ -62,8 +62,7 @@ class ImageInput:
     source: str  # "data_uri" | "url" | "file"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCount:
+class TokenCount(Struct, frozen=True):
     """Input tokens of a request, one figure per prompt, and how they were found.
 
     ``source`` is ``exact`` (the engine's own figure) or ``bound`` (a true upper bound). ``elapsed_ms`` is the wall time
@@ -82,8 +81,7 @@ class TokenCount:
         return sum(self.per_prompt)
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(Struct, frozen=True):
     """What one request takes from one replica (see the decision model's resource table).
 
     ``kv_blocks`` is what is reserved: the prompt's blocks plus the blocks of the expected output;
@@ -100,8 +98,7 @@ class Need:
     vram_bytes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """Room of one candidate around one decision; None where the replica's state is unknown or has no pool."""
 
     kv_blocks_before: int | None
@@ -110,8 +107,7 @@ class Figures:
     kv_bytes_after: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConsideredCandidate:
+class ConsideredCandidate(Struct, frozen=True):
     """A candidate as the decision record shows it, chosen or not."""
 
     target: str
@@ -123,8 +119,7 @@ class ConsideredCandidate:
     terms: Mapping[str, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """The answer to a request that gets no place.
 
     ``retry_after_ms`` is None where a retry is pointless; ``code`` and ``param`` refine ``bad_request``;
@@ -140,8 +135,7 @@ class Refusal:
     limit_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """One decision, complete: what the client gets, what the log and the span show.
 
     ``decision`` is admit | fallback | reject | pass | bypass; ``plan`` the ordered Envoy clusters: the

@@ -11,7 +11,9 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from extproc.config.models import Config
 from extproc.counting.giants import CountCall, GiantHelper, HelperGone

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import Struct
+
 from extproc.errors import GeometryError
 from extproc.memory.dtypes import KvTypes, kv_types
 from extproc.memory.engines import EngineRules, Overflow, PoolStyle
@@ -19,8 +21,7 @@ from extproc.memory.pools import Layout, Pool, PoolGroup, Shape, layout
 MAX_BLOCKS = 2**53 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Projection:
+class Projection(Struct, frozen=True):
     """What one request takes from one replica.
 
     ``kv_blocks`` blocks of the main pool, of which ``input_blocks`` for the prompts alone; ``kv_bytes`` the bytes of

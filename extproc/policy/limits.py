@@ -6,13 +6,12 @@ not a forecast: the forecast comes in as ``learned``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from extproc.types import Reason
 
 
-@dataclass(frozen=True, slots=True)
-class OutputLimits:
+class OutputLimits(Struct, frozen=True):
     """``cap_tokens`` per sequence bounds what the request can produce; ``expected_tokens`` is what is reserved.
 
     ``write_cap`` says that the cap must be written into the body, because the engine would otherwise allow more.
@@ -23,8 +22,7 @@ class OutputLimits:
     write_cap: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OutputRequest:
+class OutputRequest(Struct, frozen=True):
     """What bounds the output: the client's cap (None: absent), the lane's ceiling, the room of context and pool.
 
     ``input_tokens`` is the longest prompt; ``pool_tokens`` the replica's whole pool or None; ``sequences`` how

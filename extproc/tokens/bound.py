@@ -213,6 +213,8 @@ def _walked(root: Json, measure: Measure) -> tuple[int, int]:
     """
     # The walk begins with a list around the value, which adds one part to the first sum and nothing to the second.
     spelled, printed, indent = -PER_PART, 0, 0
+    # Tools and schemas say the same few names over and over.
+    keys: dict[str, int] = {}
     level: list[Json] = [[root]]
     while level:
         below: list[Json] = []
@@ -224,7 +226,12 @@ def _walked(root: Json, measure: Measure) -> tuple[int, int]:
                 values = container
             else:
                 spelled += PER_KEY * size
-                printed += 2 * size + sum(measure(key) + _marks_of(key) for key in container)
+                printed += 2 * size
+                for key in container:
+                    tokens = keys.get(key)
+                    if tokens is None:
+                        tokens = keys[key] = measure(key) + _marks_of(key)
+                    printed += tokens
                 values = container.values()
             for value in values:
                 kind = type(value)

@@ -9,9 +9,10 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
+
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 

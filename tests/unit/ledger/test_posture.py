@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from extproc.ledger.base import Reservation
 from extproc.ledger.inmemory import InMemoryLedger
 from extproc.ledger.posture import MAX_OWED, LocalShare
@@ -86,7 +88,7 @@ async def test_the_first_snapshot_after_an_outage_starts_afresh() -> None:
 def test_what_must_have_ended_is_given_back_without_its_end() -> None:
     """Its end record may have gone to another instance; after its longest life the room is free again."""
     (share,) = shares(1)
-    assert share.admit("1", replace(candidate(n=need(100)), cap_s=30.0), 0.0)
+    assert share.admit("1", structs.replace(candidate(n=need(100)), cap_s=30.0), 0.0)
     assert not share.admit("2", candidate(n=need(1)), 29.0)
     assert share.admit("2", candidate(n=need(1)), 30.0)
 
@@ -95,7 +97,7 @@ def test_what_is_owed_is_bounded_and_paid_in_portions() -> None:
     """An outage of any length keeps a bounded number of reservations to tell; each is told once."""
     (share,) = shares(1)
     for number in range(MAX_OWED + 5):
-        share.owe(replace(OWED, rid=str(number)))
+        share.owe(structs.replace(OWED, rid=str(number)))
     assert len(share.owed) == MAX_OWED
     first = share.owed_first(100)
     assert [reservation.rid for reservation in first] == [str(number) for number in range(100)]

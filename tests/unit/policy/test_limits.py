@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.policy.limits import DEFAULT_OUTPUT_TOKENS, OutputLimits, OutputRequest, output_limits
 from extproc.types import Reason

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -65,7 +66,7 @@ def test_reserved_blocks_are_those_of_the_place_taken() -> None:
 def test_a_wait_at_the_gate_and_a_degraded_ledger_are_seen() -> None:
     """Held time and decisions without a healthy ledger have metrics of their own."""
     metrics = Metrics()
-    metrics.decision(replace(FALLBACK, waited_ms=1500, ledger="degraded"), decision_s=1.6)
+    metrics.decision(structs.replace(FALLBACK, waited_ms=1500, ledger="degraded"), decision_s=1.6)
     found = scrape(metrics)
     assert value(found, "kvgate_queue_wait_seconds_sum", lane="fast-edit") == 1.5
     assert value(found, "kvgate_degraded_decisions_total", ledger="degraded") == 1
@@ -184,7 +185,7 @@ def test_client_model_names_are_capped() -> None:
     """Ten thousand invented model names make at most the cap's series, and configured names keep theirs."""
     metrics = Metrics(max_label_values=5, models=("qwen-coder",))
     for index in range(10_000):
-        metrics.decision(replace(REJECT, model=f"invented-{index}"), decision_s=0.001)
+        metrics.decision(structs.replace(REJECT, model=f"invented-{index}"), decision_s=0.001)
     metrics.decision(FALLBACK, decision_s=0.001)
     found = scrape(metrics)
     models = {dict(labels)["model"] for name, labels in found if name == "kvgate_requested_models_total"}
@@ -196,7 +197,7 @@ def test_client_model_names_are_capped() -> None:
 def test_no_model_name_breaks_the_exposition(model: str) -> None:
     """A hostile model name cannot make /metrics fail or forge a line."""
     metrics = Metrics()
-    metrics.decision(replace(REJECT, model=model), decision_s=0.001)
+    metrics.decision(structs.replace(REJECT, model=model), decision_s=0.001)
     found = scrape(metrics)
     assert sum(v for (name, _), v in found.items() if name == "kvgate_requested_models_total") == 1
 
@@ -216,7 +217,7 @@ def test_configured_names_are_known_from_the_start() -> None:
     )
     metrics = Metrics.from_config(config, version="1.2.3")
     for model in ("junk-1", "junk-2", "coder"):
-        metrics.decision(replace(REJECT, model=model), decision_s=0.001)
+        metrics.decision(structs.replace(REJECT, model=model), decision_s=0.001)
     found = scrape(metrics)
     assert value(found, "kvgate_requested_models_total", model="coder", decision="reject") == 1
     assert value(found, "kvgate_build_info", version="1.2.3") == 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.telemetry.record import clean, decision_record, figures_of
 from extproc.types import ConsideredCandidate, Decision, Figures, Need

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from extproc.telemetry.decisionlog import end_record, recent_row
 from extproc.telemetry.record import decision_record
