@@ -7,7 +7,7 @@ import importlib
 import sys
 import time
 
-NAMES = ("race", "llamacpp", "bypass", "retry", "aborts", "soak", "policies")
+NAMES = ("race", "llamacpp", "bypass", "retry", "aborts", "soak", "streams", "policies")
 
 
 def main() -> int:
