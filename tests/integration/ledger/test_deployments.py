@@ -17,9 +17,10 @@ from extproc.errors import LedgerDown
 from extproc.ledger import keys
 from extproc.ledger.address import parse
 from extproc.ledger.redis import RedisLedger
+from extproc.ledger.stream import NotRun
 from tests.integration.ledger.test_outages import PLACE, blocks, raw, until
 from tests.support import certificate
-from tests.support.deployments import SERVICE, ValkeyCluster, ValkeySentinels, info, until_replicated
+from tests.support.deployments import SERVICE, ValkeyCluster, ValkeySentinels, identity, info, until_replicated
 from tests.support.deployments import until as wait
 from tests.support.ledgers import ask, candidate, device, end, need, record, report, reservation
 from tests.support.valkey import ValkeyServer, command, redis_binary
@@ -148,7 +149,9 @@ async def connected() -> AsyncIterator[Connect]:
     made: list[RedisLedger] = []
 
     async def connect(url: str, pool: str, deadline_s: float = 5.0) -> RedisLedger:
-        ledger = await RedisLedger.connect(url, pool, deadline_s=deadline_s, fresh=True, wait_s=10.0)
+        ledger = await RedisLedger.connect(
+            url, pool, deadline_s=deadline_s, background_deadline_s=60.0, fresh=True, wait_s=60.0
+        )
         made.append(ledger)
         await until(lambda: ledger.status.state == "ok", 20)
         return ledger
@@ -265,33 +268,148 @@ async def test_a_call_is_sent_again_where_its_slot_went(cluster: ValkeyCluster, 
     assert cluster.owner(cluster.slot(keys.key(pool, "meta"))) is new
 
 
-async def test_under_load_every_call_follows_the_slot(cluster: ValkeyCluster, pool: str, connected: Connect) -> None:
-    """It moves while calls are always under way: none fails, none is unknown, none is run twice."""
-    ledger = await connected(cluster.url, pool, deadline_s=30.0)
-    place = candidate(n=need(1), static_capacity_blocks=1_000_000)
-    slot, moved = cluster.slot(keys.key(pool, "meta")), asyncio.Event()
+class Load:
+    """Clients that reserve and end all the time, and know what has to be held at any moment."""
 
-    async def client(name: int) -> int:
+    def __init__(self, ledger: RedisLedger, clients: int) -> None:
+        self._ledger = ledger
+        self._place = candidate(n=need(1), static_capacity_blocks=1_000_000)
+        self._stop = asyncio.Event()
+        #: Reservations that were admitted and not ended.
+        self.held: set[str] = set()
+        self.admitted = 0
+        self._clients = [asyncio.create_task(self._client(name)) for name in range(clients)]
+
+    async def _client(self, name: int) -> None:
         for turn in itertools.count():
-            if moved.is_set():
-                return turn
-            assert (await ledger.reserve(ask(f"{name}-{turn}", place))).chosen == 0
-            if turn % 2:
-                (ended,) = await ledger.end([end(f"{name}-{turn}")])
-                assert ended.released
-        raise AssertionError("not reached")
+            if self._stop.is_set():
+                return
+            rid = f"{name}-{turn}"
+            while not self._stop.is_set():
+                try:
+                    assert (await self._ledger.reserve(ask(rid, self._place))).chosen == 0
+                except NotRun:
+                    await asyncio.sleep(0.01)  # its id is not burnt
+                    continue
+                except LedgerDown:
+                    break  # its end was sent after it
+                self.held.add(rid)
+                self.admitted += 1
+                break
+            if turn % 2 and rid in self.held:
+                await self._ledger.end([end(rid)])  # at once, or kept and sent later
+                self.held.discard(rid)
 
-    def move() -> None:
-        with cluster.moving(slot):
-            pass
+    async def stop(self) -> None:
+        """Let every client come to the end of its turn."""
+        self._stop.set()
+        await asyncio.gather(*self._clients)
 
-    clients = [asyncio.create_task(client(name)) for name in range(100)]
-    await asyncio.to_thread(move)
-    moved.set()
-    turns = await asyncio.gather(*clients)
-    assert await blocks(ledger) == sum((turn + 1) // 2 for turn in turns)
-    assert (ledger.status.unknown_outcomes, ledger.status.kept_ends) == (0, 0)
+    async def empty(self) -> None:
+        """End what is held."""
+        for rid in list(self.held):
+            await self._ledger.end([end(rid)])
+            self.held.discard(rid)
+        await until(lambda: self._ledger.status.kept_ends == 0)
+
+
+def moves(cluster: ValkeyCluster, slot: int, count: int) -> None:
+    """The slot goes round the masters without a pause: key by key, and at once where the servers can do that."""
+    for number in range(count):
+        target = next(node for node in cluster.nodes[number % 3 :] + cluster.nodes if node is not cluster.serving(slot))
+        if cluster.hands_over and number % 4 >= 2:
+            cluster.hand_over(slot, target)
+            continue
+        with cluster.moving(slot, target) as (old, new):
+            cluster.move_keys(slot, old, new, 3)
+
+
+async def test_back_to_back_moves_strand_nobody_and_lose_nothing(
+    cluster: ValkeyCluster, pool: str, connected: Connect
+) -> None:
+    """Two dozen moves under load: then every call is served, and what is held is what was admitted and not ended."""
+    ledger = await connected(cluster.url, pool, deadline_s=30.0)
+    slot = cluster.slot(keys.key(pool, "meta"))
+    load = Load(ledger, 32)
+    await asyncio.to_thread(moves, cluster, slot, 24)
+    before = load.admitted
+    await until(lambda: load.admitted > before + 200)
+    await load.stop()
+    await until(lambda: ledger.status.kept_ends == 0)
+    assert {each.reservation.rid for each in await ledger.reservations("a")} == load.held
+    assert await blocks(ledger) == len(load.held)
+    await load.empty()
+    assert await blocks(ledger) == 0
     assert [line for line in await ledger.audit() if line.stored != line.recomputed] == []
+
+
+async def until_down(ledger: RedisLedger) -> None:
+    """Reserve and end until the cluster says that it is down."""
+    for number in range(3000):
+        try:
+            await ledger.reserve(ask(f"probe-{number}", PLACE))
+        except LedgerDown as e:
+            if "CLUSTERDOWN" in str(e):
+                return
+        await ledger.end([end(f"probe-{number}")])
+        await asyncio.sleep(0.02)
+    raise AssertionError("the cluster is not down")
+
+
+async def until_reserved(ledger: RedisLedger, rid: str) -> None:
+    """Reserve, each time under another id, until it is served."""
+    for number in range(3000):
+        with suppress(LedgerDown):
+            assert (await ledger.reserve(ask(f"{rid}-{number}", PLACE))).chosen == 0
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("no reserve was served")
+
+
+async def test_a_cluster_that_is_down_comes_back_and_other_slots_move_unnoticed(
+    cluster: ValkeyCluster, pool: str, connected: Connect
+) -> None:
+    """CLUSTERDOWN while one slot is nobody's; then other slots move, and the connection stays."""
+    ledger = await connected(cluster.url, pool, deadline_s=1.0)
+    slot = cluster.slot(keys.key(pool, "meta"))
+    assert (await ledger.reserve(ask("1", PLACE))).chosen == 0
+    other = next(number for number in range(16384) if number != slot)
+    holder = cluster.serving(other)
+    for node in cluster.nodes:
+        assert command(node.port, "CLUSTER", "DELSLOTS", other) == b"OK"
+    await until_down(ledger)
+    assert command(holder.port, "CLUSTER", "ADDSLOTS", other) == b"OK"
+    await until_reserved(ledger, "2")
+    stream = ledger._link._stream
+    for _ in range(3):
+        with cluster.moving(other):
+            pass
+    await until(lambda: ledger.status.kept_ends == 0)
+    assert await blocks(ledger) == 20
+    assert ledger._link._stream is stream
+
+
+@pytest.mark.chaos
+async def test_a_url_with_one_node_outlives_that_node(binary: str | None, pool: str, connected: Connect) -> None:
+    """The rest of the cluster was learned from it: it dies with the slot, its replica has it, and it is forgotten."""
+    with ValkeyCluster(binary=binary, replicas=1) as cluster:
+        slot = cluster.slot(keys.key(pool, "meta"))
+        owner = cluster.serving(slot)
+        ledger = await connected(f"redis+cluster://127.0.0.1:{owner.port}", pool)
+        assert (await ledger.reserve(ask("1", PLACE))).chosen == 0
+        await asyncio.to_thread(until_replicated, owner.port, 1)
+        gone = identity(owner)
+        owner.kill()
+        cluster.nodes.remove(owner)
+        try:
+            await until_reserved(ledger, "2")
+            await until(lambda: ledger.status.kept_ends == 0)
+            for node in cluster.nodes:
+                command(node.port, "CLUSTER", "FORGET", gone)
+            await until_reserved(ledger, "3")
+            assert await blocks(ledger) == 30
+        finally:
+            owner.close()
 
 
 async def test_while_a_slot_moves_nothing_runs_and_calls_wait_for_their_deadline(

@@ -159,6 +159,26 @@ async def test_every_reserve_of_a_command_without_answer_is_compensated(server: 
     await other.close()
 
 
+@pytest.mark.usefixtures("circuit")
+async def test_calls_that_hang_at_the_same_time_count_once(server: ValkeyServer, pool: str) -> None:
+    """Forty in two commands fail of one standstill: only the third such round opens the circuit."""
+    ledger = await RedisLedger.connect(server.url, pool, deadline_s=0.3, wait_s=60.0, fresh=True)
+    await until(lambda: ledger.status.state == "ok")
+    server.pause()
+    for turn in range(3):
+        assert ledger.status.state == "ok"
+        calls = [ledger.reserve(ask(f"{turn}-{number}", PLACE)) for number in range(SHARED + 8)]
+        failed = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(each, OutcomeUnknown) for each in failed)
+    with pytest.raises(NotRun, match="3 times in a row"):
+        await ledger.reserve(ask("next", PLACE))
+    assert ledger.status.unknown_outcomes == 3 * (SHARED + 8)
+    server.resume()
+    await until(lambda: ledger.status.kept_ends == 0 and ledger.status.state == "ok")
+    assert await blocks(ledger) == 0
+    await ledger.close()
+
+
 async def test_a_killed_server_fails_calls_at_once_and_gets_the_ends_when_it_is_back(pool: str) -> None:
     """Reserves are not queued; ends are kept with their age."""
     with ValkeyServer(appendonly=True) as server:
