@@ -1,14 +1,18 @@
 """What past answers teach: how long outputs are, and how many response bytes a token takes.
 
-Owns bounded, decaying histograms in this process; a restart forgets them and falls back to caps. Pure: no
-clock, no I/O. Settling never changes stock in the ledger; it only comes here.
+Owns bounded, decaying histograms in this process, and what the pool's other sidecars learned where it has too little of
+its own: an answer's end is heard by one of them. Pure: no clock, no I/O. Settling never changes stock in the ledger; it
+only comes here.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
+
+from extproc.ledger.lessons import Lesson
 
 #: Below this many samples a prediction stays with the cap.
 MIN_SAMPLES = 20
@@ -29,8 +33,12 @@ TIME_QUANTILE = 0.6
 MIN_PACE_TOKENS = 8
 #: Weight of one answer in the mean time per token.
 PACE_WEIGHT = 1 / 32
+PACE = "pace"
 
-Key = TypeVar("Key")
+#: Parts of a lesson's name: what kind it is, then its key.
+SEPARATOR = "\x1f"
+
+Key = TypeVar("Key", bound=tuple[object, ...])
 
 OutputKey = tuple[str, str, str]
 BytesKey = tuple[str, bool, bool]
@@ -65,12 +73,16 @@ class Histogram:
 
 
 class Learned(Generic[Key]):
-    """A bounded set of histograms by key; the key least recently used goes first."""
+    """A bounded set of histograms by key, the key least recently used goes first, of which ``shares`` are read."""
 
-    __slots__ = ("_items",)
+    __slots__ = ("_heard", "_items", "_kind", "_shares", "_untold")
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str, *shares: float) -> None:
+        self._kind = kind
+        self._shares = shares
         self._items: OrderedDict[Key, Histogram] = OrderedDict()
+        self._untold: set[Key] = set()
+        self._heard: Mapping[str, tuple[float, ...]] = {}
 
     def add(self, key: Key, value: float) -> None:
         """Teach one value of ``key``."""
@@ -78,27 +90,77 @@ class Learned(Generic[Key]):
         if histogram is None:
             histogram = self._items[key] = Histogram()
             if len(self._items) > MAX_KEYS:
-                self._items.popitem(last=False)
+                self._untold.discard(self._items.popitem(last=False)[0])
         self._items.move_to_end(key)
         histogram.add(value)
+        self._untold.add(key)
 
     def quantile(self, key: Key, share: float) -> float | None:
-        """The quantile of ``key``, or None below ``MIN_SAMPLES``."""
+        """The quantile of ``key``: of ``MIN_SAMPLES`` and more of our own, else as heard, else None."""
         histogram = self._items.get(key)
-        if histogram is None or histogram.samples < MIN_SAMPLES:
-            return None
-        return histogram.quantile(share)
+        if histogram is not None and histogram.samples >= MIN_SAMPLES:
+            return histogram.quantile(share)
+        heard = self._heard.get(_name(self._kind, key)) if self._heard else None
+        return None if heard is None else heard[self._shares.index(share)]
+
+    def tell(self) -> Iterator[Lesson]:
+        """What was learned since it was last told."""
+        for key in self._untold:
+            histogram = self._items[key]
+            if histogram.samples >= MIN_SAMPLES:
+                yield Lesson(
+                    _name(self._kind, key), int(histogram.samples), tuple(map(histogram.quantile, self._shares))
+                )
+        self._untold.clear()
+
+    def hear(self, lessons: Iterable[Lesson]) -> None:
+        """Take what the pool knows in place of what was heard before."""
+        self._heard = _of_kind(self._kind, len(self._shares), lessons)
+
+
+def _name(kind: str, key: Iterable[object]) -> str:
+    return SEPARATOR.join((kind, *map(str, key)))
+
+
+def _of_kind(kind: str, count: int, lessons: Iterable[Lesson]) -> dict[str, tuple[float, ...]]:
+    """The lessons of one kind by name; what this release cannot read is none."""
+    return {
+        lesson.name: lesson.figures
+        for lesson in lessons
+        if lesson.name.startswith(kind + SEPARATOR)
+        and len(lesson.figures) == count
+        and all(math.isfinite(figure) and figure > 0 for figure in lesson.figures)
+    }
 
 
 class Learning:
     """Output lengths per (lane, target, class), bytes per token per (target, stream, tools), seconds per token."""
 
-    __slots__ = ("_bytes", "_outputs", "_pace_s")
+    __slots__ = ("_bytes", "_outputs", "_pace_s", "_pace_told", "_paces_heard")
 
     def __init__(self) -> None:
-        self._outputs: Learned[OutputKey] = Learned()
-        self._bytes: Learned[BytesKey] = Learned()
-        self._pace_s: dict[str, float] = {}
+        self._outputs: Learned[OutputKey] = Learned("output", QUANTILE, TIME_QUANTILE)
+        self._bytes: Learned[BytesKey] = Learned("bytes", 0.5)
+        #: Target -> seconds per token, and from how many answers.
+        self._pace_s: dict[str, tuple[float, int]] = {}
+        self._pace_told: dict[str, int] = {}
+        self._paces_heard: Mapping[str, tuple[float, ...]] = {}
+
+    def tell(self) -> list[Lesson]:
+        """What was learned since it was last told, for the other sidecars of the pool."""
+        paces = [
+            Lesson(_name(PACE, (target,)), min(count, FULL_SAMPLES), (pace_s,))
+            for target, (pace_s, count) in self._pace_s.items()
+            if count != self._pace_told.get(target)
+        ]
+        self._pace_told = {target: count for target, (_, count) in self._pace_s.items()}
+        return [*self._outputs.tell(), *self._bytes.tell(), *paces]
+
+    def hear(self, lessons: Sequence[Lesson]) -> None:
+        """Take what the pool's sidecars know; used where this process learned too little itself."""
+        self._outputs.hear(lessons)
+        self._bytes.hear(lessons)
+        self._paces_heard = _of_kind(PACE, 1, lessons)
 
     def expected_output(self, key: OutputKey) -> int | None:
         """The 90th percentile of past outputs in tokens, or None while too few were seen."""
@@ -112,14 +174,18 @@ class Learning:
 
     def token_s(self, target: str) -> float | None:
         """Mean seconds per output token over a target's whole answers, prefill included; None before the first."""
-        return self._pace_s.get(target)
+        own = self._pace_s.get(target)
+        if own is not None:
+            return own[0]
+        heard = self._paces_heard.get(_name(PACE, (target,))) if self._paces_heard else None
+        return None if heard is None else heard[0]
 
     def observe_pace(self, target: str, duration_s: float, output_tokens: int) -> None:
         """Learn how long one complete answer took; ``target`` is one of the configuration's."""
         if output_tokens >= MIN_PACE_TOKENS and duration_s > 0:
             pace_s = duration_s / output_tokens
-            known_s = self._pace_s.get(target, pace_s)
-            self._pace_s[target] = known_s + (pace_s - known_s) * PACE_WEIGHT
+            known_s, count = self._pace_s.get(target, (pace_s, 0))
+            self._pace_s[target] = known_s + (pace_s - known_s) * PACE_WEIGHT, count + 1
 
     def observe_output(self, key: OutputKey, output_tokens: int) -> None:
         """Learn one finished answer."""

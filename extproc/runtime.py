@@ -29,7 +29,7 @@ from extproc.holding import Holding
 from extproc.learning import Learning
 from extproc.ledger.base import Ledger, LedgerSnapshot
 from extproc.ledger.inmemory import InMemoryLedger
-from extproc.ledger.posture import LocalShare
+from extproc.ledger.posture import BEAT_S, BEAT_TTL_S, LocalShare
 from extproc.ledger.redis import RedisLedger
 from extproc.listening import cannot_bind
 from extproc.modelset import ModelSet
@@ -47,8 +47,8 @@ log = logging.getLogger("kvgate.serve")
 #: Envoy's health check runs twice a second and believes the second answer: until then it sends new streams here,
 #: and they are served.
 DRAIN_S = 1.5
-#: How often an instance says that it lives, and how long it counts as living after that.
-BEAT_S, BEAT_TTL_S = 1.0, 5.0
+#: How often it tells what it learned from answers, and hears what the others did.
+LESSON_S = 5.0
 #: After the drain, streams that are still undecided get this long.
 GRACE_S = 2.0
 
@@ -93,7 +93,7 @@ class Runtime:
         self._instance = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
         self.gate = Gate()
         self.learning = Learning()
-        self.share = LocalShare()
+        self.share = LocalShare(known=False)
         lines = {name: lane.queue for name, lane in config.lanes.items() if lane.queue is not None}
         self.holding: Holding[Decision] = Holding(lines, metrics.queue_depth)
         self.fleet = Fleet(ledger, self._saw, clock_s)
@@ -139,6 +139,7 @@ class Runtime:
                 tasks.create_task(self.completion.run()),
                 tasks.create_task(self.completion.reap()),
                 tasks.create_task(self._beat()),
+                tasks.create_task(self._keep_learning()),
             ]
             await stop.wait()
             self.gate.set(open_=True, wanted=False)
@@ -159,9 +160,21 @@ class Runtime:
     async def _beat(self) -> None:
         """Tell the ledger that this instance lives, and keep the local share's view of how many do."""
         while True:
+            live, sent_s = None, time.monotonic()
             with contextlib.suppress(LedgerDown):
-                self.share.live_sidecars = await self.ledger.heartbeat(self._instance, BEAT_TTL_S)
+                live = await self.ledger.heartbeat(self._instance, BEAT_TTL_S)
+            self.share.beat(live, sent_s, time.monotonic())
             await asyncio.sleep(BEAT_S)
+
+    async def share_lessons(self) -> None:
+        """Tell the pool what answers taught this process, and take what the others know."""
+        with contextlib.suppress(LedgerDown):
+            self.learning.hear(await self.ledger.lessons(self.learning.tell()))
+
+    async def _keep_learning(self) -> None:
+        while True:
+            await self.share_lessons()
+            await asyncio.sleep(LESSON_S)
 
     def _saw(self, snapshot: LedgerSnapshot) -> None:
         self.metrics.fleet(snapshot)

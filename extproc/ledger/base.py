@@ -14,6 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from extproc.ledger.lessons import Lesson
 from extproc.ledger.line import Turn
 from extproc.types import Need
 
@@ -423,6 +424,10 @@ class Ledger(Protocol):
 
     async def heartbeat(self, instance: str, ttl_s: float) -> int:
         """This sidecar lives for ``ttl_s`` more (0: it leaves); returns how many live, for posture ``share``."""
+        ...
+
+    async def lessons(self, told: Sequence[Lesson]) -> list[Lesson]:
+        """Tell what this sidecar learned; hear what all know. Of one name the lesson of most weight stays while it is told."""
         ...
 
     async def turn(self, token: str) -> Turn:

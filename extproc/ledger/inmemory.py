@@ -18,6 +18,7 @@ from extproc.ledger.base import (
     ReserveResult,
     Upsert,
 )
+from extproc.ledger.lessons import Lesson, Lessons
 from extproc.ledger.line import Line, Turn
 from extproc.ledger.reference import ReferenceLedger
 from extproc.ledger.rules import to_us
@@ -30,6 +31,7 @@ class InMemoryLedger(Ledger):
         self.reference = ReferenceLedger(fresh=fresh, periodic_s=periodic_s)
         self._clock = clock
         self._line = Line()
+        self._lessons = Lessons()
 
     async def time_s(self) -> float:
         """The ledger's clock."""
@@ -80,6 +82,10 @@ class InMemoryLedger(Ledger):
     async def heartbeat(self, instance: str, ttl_s: float) -> int:
         """See ``Ledger.heartbeat``."""
         return self.reference.heartbeat(instance, ttl_s, self._clock())
+
+    async def lessons(self, told: Sequence[Lesson]) -> list[Lesson]:
+        """See ``Ledger.lessons``."""
+        return self._lessons.tell(told, to_us(self._clock()))
 
     async def turn(self, token: str) -> Turn:
         """See ``Ledger.turn``."""

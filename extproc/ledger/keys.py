@@ -8,10 +8,10 @@ from __future__ import annotations
 
 PREFIX = "kvgate"
 
-#: The scripts' keys in the order of KEYS[1..15]; the head of ``lua/_lib.lua`` says what each holds.
+#: The scripts' keys in the order of KEYS[1..16]; the head of ``lua/_lib.lua`` says what each holds.
 SCRIPT_KEYS = (
     "meta", "res", "idx", "due", "join", "sum", "lane", "rep", "dev", "devx", "devp", "ended", "orph", "alive",
-    "line",
+    "line", "lessons",
 )  # fmt: skip
 
 

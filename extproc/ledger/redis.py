@@ -34,6 +34,7 @@ from extproc.ledger.base import (
     ReserveResult,
     Upsert,
 )
+from extproc.ledger.lessons import Lesson
 from extproc.ledger.line import Turn
 from extproc.ledger.link import Link, UnderWay, log, pack
 from extproc.ledger.rules import to_us
@@ -219,6 +220,10 @@ class RedisLedger(Ledger):
         """See ``Ledger.heartbeat``."""
         payload = wire.encode([wire.text(instance), to_us(ttl_s)])
         return int(await self._run("heartbeat", payload, self._background_s))
+
+    async def lessons(self, told: Sequence[Lesson]) -> list[Lesson]:
+        """See ``Ledger.lessons``."""
+        return wire.heard(await self._run("lessons", wire.lessons(told), self._background_s))
 
     async def turn(self, token: str) -> Turn:
         """See ``Ledger.turn``."""

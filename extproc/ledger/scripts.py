@@ -26,6 +26,7 @@ FLAGS = {
     "publish": "allow-oom",
     "heartbeat": "allow-oom",
     "line": "",
+    "lessons": "",
     "drain": "allow-oom",
     "snapshot": "no-writes",
     "reservations": "no-writes",

@@ -27,6 +27,7 @@ from extproc.ledger.base import (
     Upsert,
     Verdict,
 )
+from extproc.ledger.lessons import Lesson
 from extproc.ledger.line import Turn
 from extproc.ledger.rules import SEPARATOR, Epoch, Scrape, Sums, expected_s, to_us, whole
 from extproc.ledger.views import view
@@ -66,6 +67,16 @@ def reserve(r: ReserveRequest) -> bytes:
         whole(r.max_output_tokens), whole(r.lane_concurrency), to_us(r.lease_s), to_us(r.fresh_s), to_us(r.unknown_s),
         int(r.force), [candidate(c, r) for c in r.candidates],
     ])  # fmt: skip
+
+
+def lessons(told: Sequence[Lesson]) -> bytes:
+    """What ``lessons.lua`` is told."""
+    return encode([[one.name, one.weight, one.figures] for one in told])
+
+
+def heard(raw: bytes) -> list[Lesson]:
+    """What ``lessons.lua`` knows."""
+    return [Lesson(name, int(weight), tuple(map(float, figures))) for name, weight, figures in decode(raw)]
 
 
 def turn(raw: bytes) -> Turn:

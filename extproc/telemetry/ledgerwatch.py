@@ -25,6 +25,7 @@ from extproc.ledger.base import (
     ReserveResult,
     Upsert,
 )
+from extproc.ledger.lessons import Lesson
 from extproc.ledger.line import Turn
 from extproc.ledger.redis import RedisLedger
 from extproc.telemetry.metrics import Metrics
@@ -109,6 +110,10 @@ class WatchedLedger:
     async def heartbeat(self, instance: str, ttl_s: float) -> int:
         """See ``Ledger.heartbeat``."""
         return await self._watched("heartbeat", self._ledger.heartbeat(instance, ttl_s))
+
+    async def lessons(self, told: Sequence[Lesson]) -> list[Lesson]:
+        """See ``Ledger.lessons``."""
+        return await self._watched("lessons", self._ledger.lessons(told))
 
     async def turn(self, token: str) -> Turn:
         """See ``Ledger.turn``."""

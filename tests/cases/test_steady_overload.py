@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 
 import pytest
 
@@ -64,14 +64,20 @@ class Running:
 
 
 class World:
-    """Clients, engines and agents around one sidecar, one event after the other."""
+    """Clients, engines and agents around two sidecars that decide in turn, one event after the other.
+
+    As behind one Envoy, the first hears of every end and the other of none.
+    """
 
     def __init__(self, engines: int, over: float, known: bool, seed: int) -> None:
         self.clock = Clock()
         self.names = [f"gpu-{number}" for number in range(engines)]
         ledger = InMemoryLedger(self.clock, periodic_s=1.0)
         draw = random.Random(seed)
-        self.sidecar = Sidecar(configuration(engines), ledger, clock_s=self.clock, spread=draw.random)
+        self.sidecars = [
+            Sidecar(configuration(engines), ledger, clock_s=self.clock, spread=draw.random) for _ in range(2)
+        ]
+        self._turns = cycle(self.sidecars)
         clients = round(over * engines * BLOCKS / MEAN_BLOCKS)
         self.attempts: list[Attempt] = []
         self.running: dict[str, Running] = {}
@@ -98,7 +104,7 @@ class World:
 
     async def _ask(self, jobs: Iterator[Job], job: Job, tries: int) -> None:
         cap = job.cap if self._known else 4 * job.cap
-        decision = await self.sidecar.decide(tokens(job.input, max_tokens=cap, ignore_eos=self._known))
+        decision = await next(self._turns).decide(tokens(job.input, max_tokens=cap, ignore_eos=self._known))
         refusal = decision.refusal
         self.attempts.append(Attempt(self.clock.now_s, tries, refusal is not None))
         if refusal is not None:
@@ -118,7 +124,7 @@ class World:
 
     async def _heard(self, decision: Decision, job: Job, ago_s: float) -> None:
         usage = {"input_tokens": job.input, "output_tokens": job.output}
-        completion = self.sidecar.runtime.completion
+        completion = self.sidecars[0].runtime.completion
         completion.record(
             ended(decision, Ended.COMPLETE, status=200, usage=usage, cluster=str(decision.replica), took_s=ago_s),
             "envoy-1",
@@ -130,13 +136,16 @@ class World:
             self.clock.now_s,
             {name: [r for r in self.running.values() if r.replica == name] for name in self.names},
         )
-        await self.sidecar.see(*(
+        reports = [
             report(
                 name, tokens=BLOCKS * BLOCK_TOKENS, scrape_start_at_s=now_s - 0.02, scrape_end_at_s=now_s,
                 used_blocks=sum(one.used_blocks(now_s) for one in held[name]), running=len(held[name]),
             )
             for name in self.names
-        ))  # fmt: skip
+        ]  # fmt: skip
+        for sidecar in self.sidecars:
+            await sidecar.see(*reports)
+            await sidecar.runtime.share_lessons()
         self._at(SCRAPE_S, self._scrape)
 
 
@@ -155,7 +164,8 @@ async def test_who_comes_back_when_told_is_admitted(engines: int, over: float, k
         since = len(world.attempts)
         await world.run(STEADY_S)
     finally:
-        world.sidecar.close()
+        for sidecar in world.sidecars:
+            sidecar.close()
     steady = world.attempts[since:]
     back = [attempt for attempt in steady if attempt.tries]
     admitted = sum(not attempt.refused for attempt in back)

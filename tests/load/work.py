@@ -87,11 +87,18 @@ def racing(total: int, processes: int, rounds: int, round_s: float, seed: int) -
 
 
 def looping(
-    clients: int, each: int, seed: int, output: tuple[int, int], *, aborts: float = 0.0, token_s: float = 0.0
+    clients: int,
+    each: int,
+    seed: int,
+    output: tuple[int, int],
+    *,
+    exact: bool = True,
+    aborts: float = 0.0,
+    token_s: float = 0.0,
 ) -> list[list[Job]]:
     """``each`` jobs for each of ``clients`` that ask again as soon as they are answered, all of them within 3 s.
 
-    A share ``aborts`` of the jobs is left at a moment drawn from the whole life of its answer, ``token_s`` per token.
+    Unless ``exact``, caps are four times the answers. A share ``aborts`` of the jobs is left at a moment drawn from the whole life of its answer, ``token_s`` per token.
     """
     draw, out = random.Random(seed), []
     for client in range(clients):
@@ -100,8 +107,8 @@ def looping(
             length = draw.randint(*output)
             leaves, moment = draw.random() < aborts, draw.uniform(0, length * token_s)
             mine.append(Job(
-                f"loop-{client}-{number}", draw.uniform(0, 3), draw.randint(60, 400), length, length, stream=True,
-                abort_s=moment if leaves else None,
+                f"loop-{client}-{number}", draw.uniform(0, 3), draw.randint(60, 400), length, length if exact else 4 * length,
+                exact, stream=True, abort_s=moment if leaves else None,
             ))  # fmt: skip
         out.append(mine)
     return out

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.learning import FULL_SAMPLES, MAX_KEYS, MIN_SAMPLES, Learning
+from extproc.ledger.lessons import Lesson
 
 KEY = ("fast", "big", "chat:s:-:long")
 BYTES = ("big", True, False)
@@ -90,3 +91,44 @@ def test_the_typical_output_is_the_median() -> None:
         learning.observe_output(KEY, tokens)
     assert learning.typical_output(KEY) in range(10, 12)
     assert learning.typical_output(("other", "big", "chat:s:-:long")) is None
+
+
+def test_what_another_sidecar_learned_is_used_until_there_is_enough_of_our_own() -> None:
+    """The one that hears the answers' ends tells; the others predict the same lengths, bytes and pace."""
+    hears, new = Learning(), Learning()
+    for tokens in range(10, 10 + 2 * MIN_SAMPLES):
+        hears.observe_output(KEY, tokens)
+        hears.observe_bytes(BYTES, tokens * 40, tokens)
+        hears.observe_pace("big", tokens * 0.04, tokens)
+    new.hear(hears.tell())
+    assert new.expected_output(KEY) == hears.expected_output(KEY) is not None
+    assert new.typical_output(KEY) == hears.typical_output(KEY) is not None
+    assert new.tokens_from_bytes(BYTES, 40_000) == hears.tokens_from_bytes(BYTES, 40_000) is not None
+    assert new.token_s("big") == hears.token_s("big") == pytest.approx(0.04)
+    assert new.expected_output(("slow", "big", "chat")) is None
+    for _ in range(MIN_SAMPLES):
+        new.observe_output(KEY, 5000)
+    expected = new.expected_output(KEY)
+    assert expected is not None
+    assert expected >= 5000
+
+
+def test_only_what_is_new_is_told() -> None:
+    """A lesson is told while answers come, so that one whose sidecar hears none any more can fade."""
+    learning = Learning()
+    assert learning.tell() == []
+    for _ in range(MIN_SAMPLES):
+        learning.observe_output(KEY, 100)
+        learning.observe_pace("big", 4.0, 100)
+    assert sorted(lesson.name.split("\x1f")[0] for lesson in learning.tell()) == ["output", "pace"]
+    assert learning.tell() == []
+    learning.observe_output(KEY, 100)
+    assert [lesson.weight for lesson in learning.tell()] == [MIN_SAMPLES + 1]
+
+
+@pytest.mark.parametrize("figures", [(), (100.0,), (100.0, float("nan")), (100.0, 0.0), (float("inf"), 1.0)])
+def test_an_absurd_lesson_is_none(figures: tuple[float, ...]) -> None:
+    """What another release, or a broken one, tells is not used."""
+    learning = Learning()
+    learning.hear([Lesson("\x1f".join(("output", *KEY)), 100, figures)])
+    assert learning.expected_output(KEY) is None

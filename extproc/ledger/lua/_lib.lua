@@ -22,6 +22,7 @@
 --   13 orph   zset   lex: owner | rid; one entry per orphaned reservation
 --   14 alive  zset   instance by the time (us) its heartbeat lapses
 --   15 line   zset   token | replica | blocks | first refused | due, by due: those who were told when to come back
+--   16 lessons hash  name -> {weight, {figures}, told at}: what sidecars learned from answers
 -- ARGV[1] '' or, in tests only, the clock in us; ARGV[2] the operation's msgpack payload.
 -- Units: every time is microseconds on the server's clock, an integer below 2^53, so a Lua number holds it exactly;
 -- it is never concatenated (that would keep 14 digits) but formatted by stamp(). -1 stands for "not known".
@@ -30,7 +31,7 @@
 
 local META, RES, IDX, DUE, JOIN, SUM, LANE, REP = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local DEV, DEVX, DEVP, ENDED, ORPH, ALIVE = KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14]
-local LINE = KEYS[15]
+local LINE, LESSONS = KEYS[15], KEYS[16]
 
 local SCHEMA = 1
 local SEP, AFTER = '\31', '\32'

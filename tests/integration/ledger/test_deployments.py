@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from extproc.errors import LedgerDown
 from extproc.ledger import keys
 from extproc.ledger.address import parse
+from extproc.ledger.lessons import Lesson
 from extproc.ledger.redis import RedisLedger
 from extproc.ledger.stream import NotRun
 from tests.integration.ledger.test_outages import PLACE, blocks, raw, until
@@ -451,6 +452,7 @@ async def test_a_slot_that_moves_cuts_no_script_off_half_way(
     await ledger.end([end("done"), replace(end("orphan"), rid=None)])
     await ledger.heartbeat("me", 60)
     await ledger.promise("token", "a", 10, 30.0, None)
+    await ledger.lessons([Lesson("output", 20, (100.0,))])
     owner = cluster.owner(slot)
     assert owner is not None
     assert command(owner.port, "EXISTS", *keys.script_keys(pool)) == len(keys.SCRIPT_KEYS)

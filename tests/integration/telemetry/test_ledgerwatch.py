@@ -39,6 +39,7 @@ async def test_it_is_the_ledger_behind_it() -> None:
     assert await ledger.heartbeat("i", 10.0) == 1
     await ledger.promise("token", "r", 1, 1.0, None)
     assert (await ledger.turn("token")).replica is None
+    assert await ledger.lessons([]) == []
     assert await ledger.reap() == 0
     assert all(line.stored == line.recomputed for line in await ledger.audit())
     (ended,) = await ledger.end([End("rid-1", "envoy-1", "x-1", Ended.COMPLETE)])
@@ -47,8 +48,8 @@ async def test_it_is_the_ledger_behind_it() -> None:
     await ledger.close()
     found = figures(metrics)
     calls = (
-        "time", "reserve", "reservations", "snapshot", "publish", "drain", "heartbeat", "promise", "turn", "reap", "audit",
-        "end",
+        "time", "reserve", "reservations", "snapshot", "publish", "drain", "heartbeat", "promise", "turn", "lessons", "reap",
+        "audit", "end",
     )  # fmt: skip
     assert {call: found[f"kvgate_ledger_call_duration_seconds_count[{call}]"] for call in calls} == dict.fromkeys(
         calls, 1
