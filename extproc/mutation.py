@@ -62,10 +62,12 @@ def hold(timeout_ms: int) -> pb.ProcessingResponse:
 
 
 def _set_headers(mutation: pb.HeaderMutation, headers: Sequence[tuple[str, str]]) -> None:
+    options = mutation.set_headers
     for name, value in headers:
-        option = mutation.set_headers.add(append_action=_OVERWRITE)
-        option.header.key = name
-        option.header.raw_value = value.encode("utf-8", "replace")
+        option = options.add()
+        option.append_action = _OVERWRITE
+        header = option.header
+        header.key, header.raw_value = name, value.encode("utf-8", "replace")
 
 
 def _set_metadata(response: pb.ProcessingResponse, decision: Decision) -> None:
@@ -83,7 +85,9 @@ def _fill(struct: Struct, values: Mapping[str, object]) -> None:
     for name, value in values.items():
         if isinstance(value, str):
             fields[name].string_value = value
+        elif isinstance(value, float):
+            fields[name].number_value = value
         elif isinstance(value, bool):
             fields[name].bool_value = value
-        elif isinstance(value, (int, float)):
+        elif isinstance(value, int):
             fields[name].number_value = value

@@ -104,6 +104,8 @@ class Observer:
                 actual_output_tokens=output_tokens,
             )
         )
+        if not self._spans.enabled:
+            return
         end_ns = int((now_s - record.ended_age_s) * 1e9)
         self._spans.completed(
             rid,

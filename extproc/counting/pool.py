@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.config.models import Config
@@ -244,8 +245,7 @@ class Counting:
             self._helper.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(Struct, frozen=True):
     """One count as a thread runs it."""
 
     counter: PromptCounter

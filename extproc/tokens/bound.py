@@ -43,6 +43,9 @@ MARKS = 30
 #: Strings from this length are measured once a count, however many prompts they stand in.
 _REMEMBERED_CHARS = 256
 
+#: Strings of one value whose measure is kept while it is walked: all that a set of tools repeats, and little memory.
+_KNOWN_STRINGS = 1024
+
 #: Printed JSON up to this is counted as one text where a tokenizer is at hand; more of it costs more than it is worth.
 PRINTED_CHARS = 512 * 1024
 
@@ -213,8 +216,7 @@ def _walked(root: Json, measure: Measure) -> tuple[int, int]:
     """
     # The walk begins with a list around the value, which adds one part to the first sum and nothing to the second.
     spelled, printed, indent = -PER_PART, 0, 0
-    # Tools and schemas say the same few names over and over.
-    keys: dict[str, int] = {}
+    known: dict[str, tuple[int, int]] = {}
     level: list[Json] = [[root]]
     while level:
         below: list[Json] = []
@@ -228,17 +230,14 @@ def _walked(root: Json, measure: Measure) -> tuple[int, int]:
                 spelled += PER_KEY * size
                 printed += 2 * size
                 for key in container:
-                    tokens = keys.get(key)
-                    if tokens is None:
-                        tokens = keys[key] = measure(key) + _marks_of(key)
-                    printed += tokens
+                    printed += _said(key, measure, known)[1]
                 values = container.values()
             for value in values:
                 kind = type(value)
                 if kind is str:
-                    tokens = measure(value)
+                    tokens, with_marks = _said(value, measure, known)
                     spelled += tokens
-                    printed += tokens + _marks_of(value)
+                    printed += with_marks
                 elif kind is list or kind is dict:
                     below.append(value)
                 elif value is None:
@@ -253,6 +252,17 @@ def _walked(root: Json, measure: Measure) -> tuple[int, int]:
         level = below
         indent += 4
     return spelled, printed
+
+
+def _said(text: str, measure: Measure, known: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    """Most tokens of one string, and of it as JSON; ``known`` keeps the first, for tools say the same names again and again."""
+    found = known.get(text)
+    if found is None:
+        tokens = measure(text)
+        found = (tokens, tokens + _marks_of(text))
+        if len(known) < _KNOWN_STRINGS:
+            known[text] = found
+    return found
 
 
 def _marks_of(text: str) -> int:
