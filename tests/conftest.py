@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -20,8 +21,10 @@ OWNER = "KVGATE_TEST_OWNER"
 #: Processes that were told to stop just before the session's end get this long to be gone.
 GRACE_S = 10.0
 
-hypothesis.settings.register_profile("default", deadline=None)
-hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=2000)
+#: How long an example takes, or its making, says how busy the machine is, not whether the code is right.
+UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("default", **UNTIMED)
+hypothesis.settings.register_profile("fuzz", **UNTIMED, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 SURVIVORS = pytest.StashKey[list[str]]()

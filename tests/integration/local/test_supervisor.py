@@ -68,7 +68,8 @@ def test_children_stop_in_reverse_order(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     with Supervisor(tmp_path / "logs") as supervisor:
         for name in ("a", "b", "c"):
-            supervisor.start(python(name, POLITE, name, str(journal), ready=exists(Path(f"{journal}.{name}"))))
+            ready = exists(Path(f"{journal}.{name}"))
+            supervisor.start(python(name, POLITE, name, str(journal), ready=ready, stop_within_s=60.0))
         killed = supervisor.stop()
 
     assert journal.read_text().split() == ["c", "b", "a"]
