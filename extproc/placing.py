@@ -246,7 +246,8 @@ class Placing:
             return self._decisions.nowhere_now(who, what, verdicts, shown)
         if chosen.candidate is not None and not chosen.candidate.remote:
             self._fleet.note(chosen.replica, chosen.candidate.need.kv_blocks)
-            self._share.note(chosen.replica, chosen.candidate.need.kv_blocks)
+            need = chosen.candidate.need
+            self._share.note(chosen.replica, need.kv_blocks, need.sequences)
         return self._decisions.admitted(who, what, chosen, shown, result.now_s)
 
     def _without_ledger(

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.errors import LedgerDown
-from extproc.ledger import keys
+from extproc.ledger import keys, stream
 from extproc.ledger.address import parse
 from extproc.ledger.lessons import Lesson
 from extproc.ledger.redis import RedisLedger
@@ -135,6 +135,12 @@ def cluster(binary: str | None) -> Iterator[ValkeyCluster]:
     """Three masters that share the slots."""
     with ValkeyCluster(binary=binary) as made:
         yield made
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that a busy machine leaves without a processor for seconds is not given up."""
+    monkeypatch.setattr(stream, "STALL_S", 60.0)
 
 
 class Connect(Protocol):
@@ -325,6 +331,7 @@ def moves(cluster: ValkeyCluster, slot: int, count: int) -> None:
             cluster.move_keys(slot, old, new, 3)
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_back_to_back_moves_strand_nobody_and_lose_nothing(
     cluster: ValkeyCluster, pool: str, connected: Connect
 ) -> None:
@@ -367,6 +374,7 @@ async def until_reserved(ledger: RedisLedger, rid: str) -> None:
     raise AssertionError("no reserve was served")
 
 
+@pytest.mark.usefixtures("unhurried")
 async def test_a_cluster_that_is_down_comes_back_and_other_slots_move_unnoticed(
     cluster: ValkeyCluster, pool: str, connected: Connect
 ) -> None:
@@ -381,13 +389,13 @@ async def test_a_cluster_that_is_down_comes_back_and_other_slots_move_unnoticed(
     await until_down(ledger)
     assert command(holder.port, "CLUSTER", "ADDSLOTS", other) == b"OK"
     await until_reserved(ledger, "2")
-    stream = ledger._link._stream
+    connection = ledger._link._stream
     for _ in range(3):
         with cluster.moving(other):
             pass
     await until(lambda: ledger.status.kept_ends == 0)
     assert await blocks(ledger) == 20
-    assert ledger._link._stream is stream
+    assert ledger._link._stream is connection
 
 
 @pytest.mark.chaos
