@@ -243,11 +243,11 @@ class Service:
         asyncio.get_running_loop().call_soon(self._observe, decision, pending, elapsed_ns, context)
         return answer
 
-    async def access_log(self, messages: AsyncIterator[pb.StreamAccessLogsMessage], _context: Any) -> Any:
+    async def access_log(self, _messages: AsyncIterator[pb.StreamAccessLogsMessage], context: Any) -> Any:
         """Entries of one Envoy worker and logger; the first message names the Envoy."""
         owner, heard = "", False
         try:
-            async for message in messages:
+            while (message := await context.read()) is not grpc.aio.EOF:
                 if message.HasField("identifier"):
                     owner = message.identifier.node.id
                     # Silence on any other log proves nothing: only this one tells what is alive.
