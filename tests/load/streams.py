@@ -47,8 +47,8 @@ SAMPLES = 120
 #: Envoy asks twice a second whether ``serve`` is healthy.
 HEALTHY_S = 2.0
 SEED = 7
-#: What a client has sent of its body when it leaves, and how long Envoy has for the head.
-LEFT_SHARE, LEFT_S = 0.5, 0.005
+#: How much of its body a client sends, and when it leaves then: faster than this is an overload, whose queues are what is measured.
+LEFT_SHARE, LEFT_S = 0.5, 0.1
 
 #: Name of a process -> its resident bytes by how many requests were sent.
 Samples = dict[str, list[tuple[float, float]]]
