@@ -61,12 +61,12 @@ class Ask(Struct, frozen=True):
 class Forecast(Struct, frozen=True):
     """What past answers say of a request on one target, None where nothing is known yet.
 
-    ``output_tokens`` covers nine of ten, ``typical_tokens`` is the median; ``token_s`` is the time one token takes in
-    the mean over whole answers.
+    ``output_tokens`` covers nine of ten; most were over within ``run_s``; ``token_s`` is the time one token takes in the
+    mean over whole answers.
     """
 
     output_tokens: int | None = None
-    typical_tokens: int | None = None
+    run_s: float | None = None
     token_s: float | None = None
 
 
@@ -352,13 +352,16 @@ def _output_request(
 
 
 def _expected_s(ask: Ask, limits: OutputLimits, learned: Forecast, rate: float | None, decode: float | None) -> float:
-    """How long it will probably run: its probable output at the pace of past answers, else at the engine's rates."""
+    """How long it will probably run: as long as past answers of its kind, and no longer than its output would take.
+
+    The latter is at the pace of past answers, else at the engine's rates.
+    """
     tokens = limits.expected_tokens
-    if not ask.runs_to_cap and learned.typical_tokens is not None:
-        tokens = min(tokens, learned.typical_tokens)
     if learned.token_s is not None and tokens:
-        return tokens * learned.token_s
-    return (ask.count.input_tokens / rate if rate else 0.0) + tokens / (decode or USUAL_DECODE_TOKENS_PER_S)
+        longest_s = tokens * learned.token_s
+    else:
+        longest_s = (ask.count.input_tokens / rate if rate else 0.0) + tokens / (decode or USUAL_DECODE_TOKENS_PER_S)
+    return longest_s if ask.runs_to_cap or learned.run_s is None else min(longest_s, learned.run_s)
 
 
 def _prefill(target: Target, measured: float | None) -> tuple[float | None, float | None]:

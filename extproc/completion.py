@@ -307,6 +307,8 @@ class Completion:
             return
         lane, klass = str(record.fields["lane"]), str(record.fields["class"])
         target = self._target_of.get(record.cluster, str(record.fields["target"]))
+        # Until now, not until its end: what it held is free only once its end is known here.
+        self._learning.observe_run((lane, target, klass), record.began_age_s)
         bytes_key = _bytes_key(target, klass)
         output = record.usage.get("output_tokens")
         if output is not None:
@@ -318,7 +320,6 @@ class Completion:
         sequences = record.fields.get("sequences")
         each = math.ceil(output / max(1.0, sequences if isinstance(sequences, float) else 1.0))
         self._learning.observe_output((lane, target, klass), each)
-        # Until now, not until its end: what it held is free only once its end is known here.
         self._learning.observe_pace(target, record.began_age_s, each)
 
 

@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 from extproc.ledger.lessons import Lesson
 
-#: Below this many samples a prediction stays with the cap.
-MIN_SAMPLES = 20
+#: Below this many samples a prediction stays with the cap; a time, by which nothing is reserved, needs fewer.
+MIN_SAMPLES, MIN_RUNS = 20, 5
 #: Histograms halve when they hold this many samples, so that yesterday fades.
 FULL_SAMPLES = 512
 #: Distinct keys kept; the least recently used is dropped.
@@ -24,9 +24,9 @@ MAX_KEYS = 4096
 PER_DOUBLING = 8
 #: Share of outputs that a reservation must cover.
 QUANTILE = 0.9
-#: Share of outputs that are over by the time a refused request is told to come back at. With the median half of those
+#: Share of answers that are over by the time a refused request is told to come back at. With the median half of those
 #: who waited for answers of unknown length came too early; a higher share keeps room free for them for longer than it
-#: pays (tests/cases/test_steady_overload.py: 54 % admitted at 1/2, 77 % with what overdue answers are given, 86 % here).
+#: pays (tests/cases/test_steady_overload.py).
 TIME_QUANTILE = 0.6
 
 #: An answer shorter than this says little about the time a token takes.
@@ -42,6 +42,10 @@ Key = TypeVar("Key", bound=tuple[object, ...])
 
 OutputKey = tuple[str, str, str]
 BytesKey = tuple[str, bool, bool]
+
+
+#: A run is kept in milliseconds.
+MS = 1000.0
 
 
 class Histogram:
@@ -75,10 +79,11 @@ class Histogram:
 class Learned(Generic[Key]):
     """A bounded set of histograms by key, the key least recently used goes first, of which ``shares`` are read."""
 
-    __slots__ = ("_heard", "_items", "_kind", "_shares", "_untold")
+    __slots__ = ("_heard", "_items", "_kind", "_least", "_shares", "_untold")
 
-    def __init__(self, kind: str, *shares: float) -> None:
+    def __init__(self, kind: str, *shares: float, least: int = MIN_SAMPLES) -> None:
         self._kind = kind
+        self._least = least
         self._shares = shares
         self._items: OrderedDict[Key, Histogram] = OrderedDict()
         self._untold: set[Key] = set()
@@ -96,9 +101,9 @@ class Learned(Generic[Key]):
         self._untold.add(key)
 
     def quantile(self, key: Key, share: float) -> float | None:
-        """The quantile of ``key``: of ``MIN_SAMPLES`` and more of our own, else as heard, else None."""
+        """The quantile of ``key``: of ``least`` and more samples of our own, else as heard, else None."""
         histogram = self._items.get(key)
-        if histogram is not None and histogram.samples >= MIN_SAMPLES:
+        if histogram is not None and histogram.samples >= self._least:
             return histogram.quantile(share)
         heard = self._heard.get(_name(self._kind, key)) if self._heard else None
         return None if heard is None else heard[self._shares.index(share)]
@@ -107,7 +112,7 @@ class Learned(Generic[Key]):
         """What was learned since it was last told."""
         for key in self._untold:
             histogram = self._items[key]
-            if histogram.samples >= MIN_SAMPLES:
+            if histogram.samples >= self._least:
                 yield Lesson(
                     _name(self._kind, key), int(histogram.samples), tuple(map(histogram.quantile, self._shares))
                 )
@@ -134,12 +139,13 @@ def _of_kind(kind: str, count: int, lessons: Iterable[Lesson]) -> dict[str, tupl
 
 
 class Learning:
-    """Output lengths per (lane, target, class), bytes per token per (target, stream, tools), seconds per token."""
+    """Output lengths and runs per (lane, target, class), bytes per token per (target, stream, tools), seconds per token."""
 
-    __slots__ = ("_bytes", "_outputs", "_pace_s", "_pace_told", "_paces_heard")
+    __slots__ = ("_bytes", "_outputs", "_pace_s", "_pace_told", "_paces_heard", "_runs_ms")
 
     def __init__(self) -> None:
-        self._outputs: Learned[OutputKey] = Learned("output", QUANTILE, TIME_QUANTILE)
+        self._outputs: Learned[OutputKey] = Learned("output", QUANTILE)
+        self._runs_ms: Learned[OutputKey] = Learned("run", TIME_QUANTILE, least=MIN_RUNS)
         self._bytes: Learned[BytesKey] = Learned("bytes", 0.5)
         #: Target -> seconds per token, and from how many answers.
         self._pace_s: dict[str, tuple[float, int]] = {}
@@ -154,11 +160,12 @@ class Learning:
             if count != self._pace_told.get(target)
         ]
         self._pace_told = {target: count for target, (_, count) in self._pace_s.items()}
-        return [*self._outputs.tell(), *self._bytes.tell(), *paces]
+        return [*self._outputs.tell(), *self._runs_ms.tell(), *self._bytes.tell(), *paces]
 
     def hear(self, lessons: Sequence[Lesson]) -> None:
         """Take what the pool's sidecars know; used where this process learned too little itself."""
         self._outputs.hear(lessons)
+        self._runs_ms.hear(lessons)
         self._bytes.hear(lessons)
         self._paces_heard = _of_kind(PACE, 1, lessons)
 
@@ -167,10 +174,10 @@ class Learning:
         value = self._outputs.quantile(key, QUANTILE)
         return None if value is None else math.ceil(value)
 
-    def typical_output(self, key: OutputKey) -> int | None:
-        """What most past outputs stayed below in tokens, for times; None while too few were seen."""
-        value = self._outputs.quantile(key, TIME_QUANTILE)
-        return None if value is None else math.ceil(value)
+    def typical_run_s(self, key: OutputKey) -> float | None:
+        """The seconds within which most past answers were over, for times; None while too few were seen."""
+        value = self._runs_ms.quantile(key, TIME_QUANTILE)
+        return None if value is None else value / MS
 
     def token_s(self, target: str) -> float | None:
         """Mean seconds per output token over a target's whole answers, prefill included; None before the first."""
@@ -186,6 +193,10 @@ class Learning:
             pace_s = duration_s / output_tokens
             known_s, count = self._pace_s.get(target, (pace_s, 0))
             self._pace_s[target] = known_s + (pace_s - known_s) * PACE_WEIGHT, count + 1
+
+    def observe_run(self, key: OutputKey, duration_s: float) -> None:
+        """Learn how long one complete answer took, whether or not its length is known."""
+        self._runs_ms.add(key, duration_s * MS)
 
     def observe_output(self, key: OutputKey, output_tokens: int) -> None:
         """Learn one finished answer."""

@@ -175,7 +175,7 @@ class Placing:
             asks,
             lambda target: Forecast(
                 self._learning.expected_output((lane, target, what.klass)),
-                self._learning.typical_output((lane, target, what.klass)),
+                self._learning.typical_run_s((lane, target, what.klass)),
                 self._learning.token_s(target),
             ),
             self._fleet.view,

@@ -138,13 +138,22 @@ def test_promised_blocks_belong_to_their_replica() -> None:
     [
         (Forecast(), True, 80 / USUAL_DECODE_TOKENS_PER_S),
         (Forecast(token_s=0.05), True, 4.0),
-        (Forecast(output_tokens=60, typical_tokens=20, token_s=0.05), False, 1.0),
-        (Forecast(output_tokens=60, typical_tokens=20, token_s=0.05), True, 4.0),
+        (Forecast(output_tokens=60, run_s=1.0, token_s=0.05), False, 1.0),
+        (Forecast(output_tokens=10, run_s=1.0, token_s=0.05), False, 0.5),
+        (Forecast(run_s=1.0), False, 1.0),
+        (Forecast(output_tokens=60, run_s=1.0, token_s=0.05), True, 4.0),
     ],
-    ids=["nothing known", "pace known", "median output", "runs to its cap"],
+    ids=[
+        "nothing known",
+        "pace known",
+        "as others of its kind",
+        "short of that",
+        "no usage was told",
+        "runs to its cap",
+    ],
 )
 def test_expected_run(forecast: Forecast, exact: bool, seconds: float) -> None:
-    """Retry times go by the probable output at the pace of past answers."""
+    """Retry times go by the runs of past answers, or where those say too much by its output at their pace."""
     place = rounds(1, forecast=forecast, exact=exact)[0][0]
     assert place.candidate is not None
     assert place.candidate.expected_s == pytest.approx(seconds)

@@ -84,13 +84,16 @@ def test_pace_is_the_mean_of_whole_answers() -> None:
     assert learning.token_s("big") == pytest.approx(0.08, rel=0.01)
 
 
-def test_the_typical_output_is_the_median() -> None:
-    """Half of the outputs are at most as long; unknown while too few were seen."""
+def test_the_typical_run_covers_six_of_ten_answers() -> None:
+    """Known after a few answers, whether or not anybody says how many tokens they had."""
     learning = Learning()
-    for tokens in [10] * 30 + [1000] * 20:
-        learning.observe_output(KEY, tokens)
-    assert learning.typical_output(KEY) in range(10, 12)
-    assert learning.typical_output(("other", "big", "chat:s:-:long")) is None
+    for seconds in (1.0, 1.0, 1.0, 9.0):
+        learning.observe_run(KEY, seconds)
+    assert learning.typical_run_s(KEY) is None
+    learning.observe_run(KEY, 9.0)
+    assert learning.typical_run_s(KEY) == pytest.approx(1.0, rel=0.1)
+    learning.observe_run(KEY, 9.0)
+    assert learning.typical_run_s(KEY) == pytest.approx(9.0, rel=0.1)
 
 
 def test_what_another_sidecar_learned_is_used_until_there_is_enough_of_our_own() -> None:
@@ -98,11 +101,12 @@ def test_what_another_sidecar_learned_is_used_until_there_is_enough_of_our_own()
     hears, new = Learning(), Learning()
     for tokens in range(10, 10 + 2 * MIN_SAMPLES):
         hears.observe_output(KEY, tokens)
+        hears.observe_run(KEY, tokens * 0.04)
         hears.observe_bytes(BYTES, tokens * 40, tokens)
         hears.observe_pace("big", tokens * 0.04, tokens)
     new.hear(hears.tell())
     assert new.expected_output(KEY) == hears.expected_output(KEY) is not None
-    assert new.typical_output(KEY) == hears.typical_output(KEY) is not None
+    assert new.typical_run_s(KEY) == hears.typical_run_s(KEY) is not None
     assert new.tokens_from_bytes(BYTES, 40_000) == hears.tokens_from_bytes(BYTES, 40_000) is not None
     assert new.token_s("big") == hears.token_s("big") == pytest.approx(0.04)
     assert new.expected_output(("slow", "big", "chat")) is None
@@ -126,9 +130,11 @@ def test_only_what_is_new_is_told() -> None:
     assert [lesson.weight for lesson in learning.tell()] == [MIN_SAMPLES + 1]
 
 
-@pytest.mark.parametrize("figures", [(), (100.0,), (100.0, float("nan")), (100.0, 0.0), (float("inf"), 1.0)])
-def test_an_absurd_lesson_is_none(figures: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("kind", ["output", "run", "of another release"])
+@pytest.mark.parametrize("figures", [(), (100.0, 100.0), (float("nan"),), (0.0,), (-1.0,), (float("inf"),)])
+def test_an_absurd_lesson_is_none(kind: str, figures: tuple[float, ...]) -> None:
     """What another release, or a broken one, tells is not used."""
     learning = Learning()
-    learning.hear([Lesson("\x1f".join(("output", *KEY)), 100, figures)])
+    learning.hear([Lesson("\x1f".join((kind, *KEY)), 100, figures)])
     assert learning.expected_output(KEY) is None
+    assert learning.typical_run_s(KEY) is None
