@@ -42,10 +42,11 @@ def pattern(pool: str) -> str:
     return key(pool, "*")
 
 
-#: What the ledger and the decision log run, alone or inside scripts; nothing else is needed.
+#: What the ledger and the decision log run, alone or inside scripts; nothing else is needed. A cluster's other nodes are
+#: learned by ``cluster|slots``: a user without it knows those of the URL, and where it was sent.
 COMMANDS = (
-    "evalsha", "script|load", "time", "hget", "hmget", "hset", "hdel", "hincrby", "hgetall", "hlen", "zadd", "zrem",
-    "zcard", "zcount", "zrangebyscore", "zrangebylex", "zremrangebyscore", "xadd", "xrevrange", "xread",
+    "evalsha", "script|load", "cluster|slots", "time", "hget", "hmget", "hset", "hdel", "hincrby", "hgetall", "hlen",
+    "zadd", "zrem", "zcard", "zcount", "zrangebyscore", "zrangebylex", "zremrangebyscore", "xadd", "xrevrange", "xread",
 )  # fmt: skip
 
 

@@ -253,15 +253,39 @@ async def test_a_node_that_does_not_answer_is_asked_last(cluster: ValkeyCluster,
         first.resume()
 
 
-async def test_a_node_that_does_not_say_its_name_means_its_own(
-    cluster: ValkeyCluster, pool: str, connected: Connect
+@pytest.mark.parametrize(("kind", "hostname"), [("unknown-endpoint", ""), ("hostname", ""), ("hostname", "localhost")])
+async def test_nodes_are_found_by_what_they_call_each_other(
+    kind: str, hostname: str, cluster: ValkeyCluster, pool: str, connected: Connect
 ) -> None:
-    """MOVED without a host: the port is one of the host that was asked."""
+    """MOVED without a host, with ``?`` for one that is not known, and with a name; each node is the only one of a URL."""
     for node in cluster.nodes:
-        assert command(node.port, "CONFIG", "SET", "cluster-preferred-endpoint-type", "unknown-endpoint") == b"OK"
+        assert command(node.port, "CONFIG", "SET", "cluster-announce-hostname", hostname) == b"OK"
+        assert command(node.port, "CONFIG", "SET", "cluster-preferred-endpoint-type", kind) == b"OK"
     for node in cluster.nodes:
         ledger = await connected(f"redis+cluster://127.0.0.1:{node.port}", pool)
         assert await ledger.time_s() > 0
+
+
+@pytest.mark.chaos
+async def test_a_stopped_owner_that_goes_on_is_outvoted(binary: str | None, pool: str, connected: Connect) -> None:
+    """It was stopped until its replica had its slots, and goes on as their owner: nothing is admitted there any more."""
+    with ValkeyCluster(binary=binary, replicas=1) as cluster:
+        slot = cluster.slot(keys.key(pool, "meta"))
+        owner = cluster.serving(slot)
+        hosts = [owner, *(node for node in cluster.nodes if node is not owner)]
+        url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in hosts)
+        ledger = await connected(url, pool, deadline_s=0.2)
+        await asyncio.to_thread(until_replicated, owner.port, 1)
+        load = Load(ledger, 4)
+        owner.pause()
+        await asyncio.to_thread(wait, lambda: cluster.owner(slot, but=owner), 60, "its replica is promoted")
+        owner.resume()
+        await until(lambda: info(owner.port, "replication")["role"] == "slave")
+        before = load.admitted
+        await until(lambda: load.admitted > before + 100)
+        await load.stop()
+        await until(lambda: ledger.status.state == "ok" and ledger.status.kept_ends == 0)
+        assert {each.reservation.rid for each in await ledger.reservations("a")} == load.held
 
 
 async def test_a_call_is_sent_again_where_its_slot_went(cluster: ValkeyCluster, pool: str, connected: Connect) -> None:
