@@ -40,6 +40,9 @@ MAX_CONCURRENT_STREAMS = 100_000
 #: HTTP/2 keepalive of Envoy's own connections is 5 s; ours only has to notice a host that vanished.
 KEEPALIVE_MS = 20_000
 
+#: gRPC shows a reset as the end of what can be read, and a moment later by cancelling the call's task.
+RESET_S = 0.1
+
 #: ``CONTINUES`` as gRPC sends them: all answers but a call's last one are written as bytes.
 _CONTINUES = {stage: answer.SerializeToString() for stage, answer in CONTINUES.items()}
 #: The last message of a stream that outlives its answer; Envoy has ended it by then and reads nothing more.
@@ -182,15 +185,17 @@ class Service:
                 answer = await self._step(call, message, context)
                 if answer is not None:
                     if answer.HasField("immediate_response") or (call.one_body and _ends(message)):
-                        # Nothing more can come. gRPC loses over 100 bytes for ever with each read under which Envoy resets
-                        # a stream, and with each end of a stream that it has reset (grpc/grpc#43360), as it does with one
-                        # that refused: so the answer and the end leave as one.
+                        # Nothing more can come, and Envoy resets a stream as soon as it reads a refusal. gRPC loses 80 bytes
+                        # and more for ever with all that is sent on a stream that was reset (grpc/grpc#43360): so the
+                        # answer and the end leave as one.
                         return answer
                     await context.write(answer.SerializeToString())
                     if task is not None:
                         self._answered.add(task)
                 # Where the stream lives as long as its response, the request's body must not.
                 del message, answer
+            # Where that was a reset, nothing is sent after it.
+            await asyncio.sleep(RESET_S)
         except asyncio.CancelledError:
             # Shutdown ends answered streams as if they were complete; Envoy's own cancellations go their way.
             if self._gate.open or not call.written or task is None:

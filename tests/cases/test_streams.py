@@ -59,6 +59,18 @@ class Faulty(InMemoryLedger):
         raise ValueError("broken")
 
 
+class Reset(Stream):
+    """A stream that Envoy resets: what can be read ends, and the call's task is cancelled next."""
+
+    async def read(self) -> Any:
+        """The next message, or the end that a reset looks like."""
+        message = await super().read()
+        task = asyncio.current_task()
+        if message is grpc.aio.EOF and task is not None:
+            asyncio.get_running_loop().call_soon(task.cancel)
+        return message
+
+
 @pytest.mark.parametrize("size", [67_000, 120_000, 1_048_576, 2_000_000])
 async def test_d02_bodies_of_coding_agents_pass_by_default(make: Make, size: int) -> None:
     """Nothing of ours refuses 67 KB to 2 MB; the default limit is above 4 MiB."""
@@ -89,6 +101,14 @@ async def test_a_refusal_is_the_last_word(make: Make, mode: int) -> None:
     assert last.immediate_response.status.code == (413 if mode == BUFFERED else 503)
     assert stream.written == []
     assert [message.WhichOneof("request") for message in stream.sent] == ["request_body"]
+
+
+async def test_nothing_is_sent_after_a_reset(make: Make) -> None:
+    """A client that leaves during its upload costs no memory: the end of what can be read is not answered at once."""
+    stream = Reset(iter([head()]))
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(make().runtime.service.process(stream, stream))
+    assert len(stream.written) == 1
 
 
 @pytest.mark.parametrize("mode", [MODES.NONE, MODES.STREAMED, MODES.BUFFERED_PARTIAL, MODES.FULL_DUPLEX_STREAMED])

@@ -206,6 +206,7 @@ def run(size: Size, command: str) -> Report:
             f"<= {FLAT_BYTES:g}" if size.judged else "", holds=not size.judged or slope <= FLAT_BYTES,
         )  # fmt: skip
     slope, noise = _late(left["serve"])
-    report.figure("bytes that gRPC loses with a client that leaves during its upload (grpc/grpc#43360)",
-                  f"{slope:.0f} ± {noise:.0f}")  # fmt: skip
+    report.figure(
+        "serve: growth where clients leave during the upload, bytes per request", f"{slope:+.1f} ± {noise:.1f}"
+    )
     return report
