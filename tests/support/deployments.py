@@ -142,12 +142,16 @@ class ValkeyCluster:
         return None
 
     def serving(self, slot: int) -> ValkeyServer:
-        """Who serves the slot by its own word, once exactly one node says so."""
+        """Who serves the slot by its own word, once exactly one node says so and all have heard of each other's epochs.
+
+        A slot that is moved by a node which has not heard of the last move's epoch can end up as nobody's for good:
+        its old and its new owner then each name the other.
+        """
         found: list[ValkeyServer] = []
 
         def one() -> bool:
             found[:] = [node for node in self.nodes if self._holds(node, slot)]
-            return len(found) == 1
+            return len(found) == 1 and len({self._epochs(node) for node in self.nodes}) == 1
 
         until(one, WHOLE_WITHIN_S, "one node serves the slot")
         return found[0]
@@ -156,6 +160,12 @@ class ValkeyCluster:
     def _holds(node: ValkeyServer, slot: int) -> bool:
         ranges = command(node.port, "CLUSTER", "SLOTS")
         return any(first <= slot <= last and master[1] == node.port for first, last, master, *_ in ranges)
+
+    @staticmethod
+    def _epochs(node: ValkeyServer) -> frozenset[tuple[str, str]]:
+        """Every node's configuration epoch, as this one knows it."""
+        lines = [line.split() for line in command(node.port, "CLUSTER", "NODES").decode().splitlines()]
+        return frozenset((words[0], words[6]) for words in lines)
 
     @contextmanager
     def moving(self, slot: int, to: ValkeyServer | None = None) -> Iterator[tuple[ValkeyServer, ValkeyServer]]:
