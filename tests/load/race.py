@@ -114,11 +114,11 @@ def _idle(
     report.figure("from an engine's end until a process heard of it", spread(lags))
     report.figure("refused while an engine was idle that would hold it", len(found))
     why = Counter(one.why for one in verdicts)
+    report.figure("of those, where that could have been known", len(faults), "0", holds=not faults)
     report.figure(
-        "of those, where that could have been known", f"{len(faults)} (engines: {dict(why) or 'none'})", "0",
-        holds=not faults,
-    )  # fmt: skip
-    for one in verdicts:
+        "why each of those engines was not used", ", ".join(f"{n} x {w}" for w, n in why.items()) or "none idle"
+    )
+    for one in (one for one in verdicts if not one.excused):
         seen = words[one.id]
         report.figure(f"  {one.id} and {one.engine}", f"{one}, {seen.refused_by}, free {seen.free_blocks}")
 
