@@ -28,7 +28,7 @@ LOSS_US = round(LOSS_UNKNOWN_S * 1e6)
 #: A reservation past its expected end is given these parts of its overrun and of the asker's own expected run more,
 #: whichever is longer, and at least OVERDUE_MIN_US. With a twentieth of the overrun alone, whoever waited for an answer
 #: of unknown length was sent back a dozen times a second: half of all returns were refused (tests/cases/
-#: test_steady_overload.py), and four fifths are admitted with these, at the same load served.
+#: test_steady_overload.py), and three in four are admitted with these, for 2 % less served.
 OVERDUE_PART, OWN_PART = 2, 5
 OVERDUE_MIN_US = 100_000
 
