@@ -7,9 +7,9 @@ its size read from its own first bytes; base64 is never handed on as text. Nothi
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from dataclasses import dataclass, field
+from urllib.parse import unquote_to_bytes
 
 from extproc.dialects.model import Json
 from extproc.memory.vision import image_size
@@ -26,15 +26,25 @@ TEXT_TYPES = {
     "thinking": "thinking",
 }
 
-#: Part types that are one picture.
-IMAGE_TYPES = frozenset({"image", "image_url", "input_image"})
+#: Part types that are one picture; ``image_embeds`` is one that the client has encoded for the model already (vLLM).
+IMAGE_TYPES = frozenset({"image", "image_url", "input_image", "image_embeds"})
 
 #: Fields that hold a picture, by URL, data URI or bare base64, in the dialects' spellings.
-_IMAGE_FIELDS = ("image_url", "image", "url", "source", "data", "input_image", "file_id")
+_IMAGE_FIELDS = ("image_url", "image", "url", "source", "data", "input_image", "image_embeds", "file_id")
 
 #: Part types that carry sound, film or a file -> nothing of theirs is text but what stands beside the data.
 _FILE_TYPES = frozenset(
-    {"input_audio", "audio_url", "audio", "video_url", "video", "input_video", "file", "input_file", "file_url"}
+    {
+        *("input_audio", "audio_url", "audio", "audio_embeds", "video_url", "video", "input_video", "video_embeds"),
+        *("file", "input_file", "file_url", "prompt_embeds"),
+    }
+)
+
+#: Fields that say what a part is where its ``type`` is missing or stands beside a ``uuid`` (vLLM
+#: renderers/chat_utils.py), in the order in which they are looked for.
+_TELLING_FIELDS = (
+    *("image_url", "image", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"),
+    *("audio_url", "input_audio", "video_url"),
 )
 
 #: Fields that hold the data of such a part, or say where it lies and what it is.
@@ -54,14 +64,16 @@ _FILE_FIELDS = _FILE_TYPES | {
 #: No text: what a part is, and what only the service that made it can read.
 _SILENT_FIELDS = frozenset({"type", "encrypted_content", "signature"})
 
-#: Base64 of this much holds any PNG, GIF or WebP header and most JPEG frame headers.
-_HEADER_CHARS = 64 * 1024
+#: Base64 of this much holds any PNG, GIF or WebP header and most JPEG frame headers; of the other, a JPEG's behind
+#: whatever a camera or a colour profile puts before it.
+_HEADER_CHARS, _METADATA_CHARS = 64 * 1024, 2 * 1024 * 1024
 
 #: Bare base64 shorter than this is no picture that anybody sends; as text it costs little.
 _BARE_BASE64_CHARS = 256
 
-#: First characters of base64 JPEG, PNG, GIF and WebP.
-_BASE64_MAGIC = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR")
+#: First characters of base64 JPEG (in either alphabet), PNG, GIF and WebP.
+_JPEG_MAGIC = ("/9j/", "_9j_")
+_BASE64_MAGIC = (*_JPEG_MAGIC, "iVBORw0KGgo", "R0lGOD", "UklGR")
 
 #: The head of a data URI (RFC 2397) with a media type (RFC 6838 names) and base64 after it.
 _DATA_URI_HEAD = re.compile(
@@ -71,6 +83,10 @@ _DATA_URI_HEAD = re.compile(
 
 #: Characters of base64 in both alphabets (RFC 4648).
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_"
+
+#: The URL-safe alphabet of base64 to the plain one, and what base64 may be wrapped with (RFC 2045).
+_PLAIN_BASE64, _WRAPPING = bytes.maketrans(b"-_", b"+/"), b"\t\r\n"
+_BASE64_RUN = re.compile(rb"[A-Za-z0-9+/]*+")
 
 IMAGE_PART = {"type": "image"}
 
@@ -142,13 +158,15 @@ def _clean_part(part: Json, gathered: Gathered) -> Json:
         gathered.unknown_parts += 1
         return _text_part(strings_of(part, gathered))
     kind = kind_of(part)
+    if kind is None or "uuid" in part:
+        kind = next((name for name in _TELLING_FIELDS if name in part), kind)
     name = TEXT_TYPES.get(kind) if type(kind) is str else ("text" if "text" in part and kind is None else None)
     if name is not None:
         return _clean_text_part(part, kind, name, gathered)
-    if kind in IMAGE_TYPES or (kind is None and "image_url" in part):
+    if kind in IMAGE_TYPES:
         take_image(part, gathered)
-        return IMAGE_PART
-    return _clean_unknown(part, gathered)
+        return IMAGE_PART if type(part.get("text")) is not str else {"type": "image", "text": part["text"]}
+    return _clean_unknown(part, kind, gathered)
 
 
 def _clean_text_part(part: dict[str, Json], kind: Json, name: str, gathered: Gathered) -> Json:
@@ -162,10 +180,10 @@ def _clean_text_part(part: dict[str, Json], kind: Json, name: str, gathered: Gat
     return _text_part(strings_of(text, gathered))
 
 
-def _clean_unknown(part: dict[str, Json], gathered: Gathered) -> Json:
+def _clean_unknown(part: dict[str, Json], kind: str | None, gathered: Gathered) -> Json:
     """A part of a type we do not know: its text counts as text, its pictures as such, anything else charged once."""
     images, unknown = len(gathered.images), gathered.unknown_parts
-    text = text_beside(part, gathered)
+    text = text_beside(part, kind, gathered)
     if len(gathered.images) == images:
         gathered.unknown_parts = unknown + 1
         gathered.warn("unknown_content_part")
@@ -173,9 +191,9 @@ def _clean_unknown(part: dict[str, Json], gathered: Gathered) -> Json:
     return {"type": "image", "text": text} if text else IMAGE_PART
 
 
-def text_beside(part: dict[str, Json], gathered: Gathered) -> str:
-    """The text of a part or item whose type says nothing to us, without its type and what is encoded for others."""
-    apart = _FILE_FIELDS if kind_of(part) in _FILE_TYPES else _SILENT_FIELDS
+def text_beside(part: dict[str, Json], kind: str | None, gathered: Gathered) -> str:
+    """The text of a part or item whose kind says nothing to us, without its type and what is encoded for others."""
+    apart = _FILE_FIELDS if kind in _FILE_TYPES else _SILENT_FIELDS
     return strings_of({key: value for key, value in part.items() if key not in apart}, gathered)
 
 
@@ -209,26 +227,47 @@ def take_image(part: dict[str, Json], gathered: Gathered) -> None:
 
 def image_of(value: str) -> ImageInput:
     """The picture behind a data URI, bare base64, URL or file id: its size where its bytes are at hand."""
-    if value.startswith("data:"):
-        payload = value[value.find(",") + 1 :] if "," in value[:256] else ""
-        return _measured(payload, "data_uri")
-    if value.startswith(("http://", "https://")):
+    # Engines read the scheme as URLs have it: blanks before it and its case do not matter.
+    start = value[:64].lstrip()[:8].lower()
+    if start.startswith("data:"):
+        payload = value[value.find(",") + 1 :].lstrip() if "," in value[:256] else ""
+        return _measured(payload)
+    if start.startswith(("http://", "https://")):
         return ImageInput(None, None, 0, "url")
     if value.startswith(_BASE64_MAGIC) or (len(value) >= _BARE_BASE64_CHARS and _is_base64(value, 0)):
-        return _measured(value, "data_uri")
+        return _measured(value)
     return ImageInput(None, None, 0, "file" if value else "url")
 
 
-def _measured(payload: str, source: str) -> ImageInput:
-    header = payload[:_HEADER_CHARS]
-    try:
-        size = image_size(base64.b64decode(header[: len(header) // 4 * 4], validate=False))
-    except (binascii.Error, ValueError):
-        size = None
-    encoded_bytes = len(payload) * 3 // 4 - payload[-2:].count("=")
-    return (
-        ImageInput(size[0], size[1], encoded_bytes, source) if size else ImageInput(None, None, encoded_bytes, source)
-    )
+def _measured(payload: str) -> ImageInput:
+    """The picture in base64 of either alphabet, wrapped or percent-encoded too: engines differ in what they take."""
+    size = image_size(_decoded(payload[:_HEADER_CHARS]))
+    if size is None and len(payload) > _HEADER_CHARS and payload.startswith(_JPEG_MAGIC):
+        size = image_size(_decoded(payload[:_METADATA_CHARS]))
+    width, height = size or (None, None)
+    return ImageInput(width, height, _bytes_in(payload), "data_uri")
+
+
+def _decoded(header: str) -> bytes:
+    """The bytes up to the first character that is no base64."""
+    data = header.encode("ascii", "replace")
+    if b"%" in data:
+        data = unquote_to_bytes(data)
+    run = _BASE64_RUN.match(data.translate(_PLAIN_BASE64, _WRAPPING))
+    plain = run.group() if run else b""
+    return base64.b64decode(plain[: len(plain) // 4 * 4])
+
+
+def _bytes_in(payload: str) -> int:
+    """Bytes that base64 stands for. What wraps or escapes it is looked for where the first of it would stand."""
+    chars, start = len(payload), payload[:_HEADER_CHARS]
+    for mark in "\t\r\n":
+        if mark in start or payload.endswith(mark):
+            chars -= payload.count(mark)
+    ending = payload[-16:].replace("%3D", "=").rstrip()
+    if "%" in start:
+        chars -= 2 * payload.count("%")
+    return chars * 3 // 4 - ending[-2:].count("=")
 
 
 def is_data_uri(text: str) -> bool:
@@ -246,7 +285,7 @@ def is_picture(text: str) -> bool:
     """Whether the whole string is bare base64 of a picture: the first bytes and the size of one, nothing else behind."""
     if len(text) < _BARE_BASE64_CHARS or not text.startswith(_BASE64_MAGIC) or not text.isascii():
         return False
-    return _is_base64(text, 0) and _measured(text, "data_uri").width is not None
+    return _is_base64(text, 0) and _measured(text).width is not None
 
 
 def _is_base64(text: str, start: int) -> bool:

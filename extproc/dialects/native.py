@@ -18,6 +18,9 @@ _PAIRS = {
     "vllm.generative_scoring": (("query",), ("items",)),
 }
 
+#: What the engine puts into every pair beside its two sides: SGLang, vLLM.
+_INSTRUCTIONS = ("instruct", "instruction")
+
 #: What /generate takes for a prompt -> (the object of options, the cap in it): TGI, SGLang, vLLM, Triton, vLLM's demo.
 _GENERATE = {
     "inputs": ("parameters", "max_new_tokens"),
@@ -34,20 +37,24 @@ _MEDIA = ("video_data", "audio_data")
 
 
 def pairs(members: Members, route: Route, limits: BodyLimits) -> InferenceRequest:
-    """Rerank and score: one sequence per pair, the single side repeated."""
+    """Rerank and score: one sequence per pair, the single side and the instruction repeated."""
     gathered = Gathered()
     left, right = (_sides(members, names, gathered) for names in _PAIRS[route.dialect or ""])
     if len(left) == 1:
         left = left * len(right)
     if len(left) != len(right):
         raise BadRequest(400, "invalid_value", "Both sides must have one entry or equally many.", None)
-    return pooled(members, route, gathered, tuple(_pair(*pair) for pair in zip(left, right, strict=True)))
+    told = tuple(text for name in _INSTRUCTIONS if (text := fields.text(members, name)) is not None)
+    kwargs = members.get("chat_template_kwargs")
+    if kwargs is not None:
+        told = (*told, strings_of(fields.mapping(kwargs, "chat_template_kwargs"), gathered))
+    return pooled(members, route, gathered, tuple(_pair(*pair, told) for pair in zip(left, right, strict=True)))
 
 
-def _pair(left: str | list[int], right: str | list[int]) -> Prompt:
+def _pair(left: str | list[int], right: str | list[int], told: tuple[str, ...]) -> Prompt:
     texts = tuple(side for side in (left, right) if type(side) is str)
     ids = sum(len(side) for side in (left, right) if type(side) is list)
-    return TokenPrompt(ids, texts) if len(texts) < 2 else TextPrompt(texts)
+    return TokenPrompt(ids, (*told, *texts)) if len(texts) < 2 else TextPrompt((*told, *texts))
 
 
 def _sides(members: Members, names: tuple[str, ...], gathered: Gathered) -> list[str | list[int]]:

@@ -56,7 +56,7 @@ MATTERS = frozenset(
             "previous_response_id",
             "conversation",
         ),
-        *("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
+        *("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2", "instruct", "instruction"),
         *("tools", "tool_choice", "functions", "template", "chat_template", "chat_template_kwargs"),
         *("add_generation_prompt", "continue_final_message", "add_special_tokens", "mm_processor_kwargs"),
         *("reasoning", "reasoning_effort", "thinking", "output_config", "echo", "logprobs", "prompt_logprobs"),

@@ -152,7 +152,7 @@ def _item(item: Message, previous: Message | None, gathered: Gathered) -> Messag
 def _unknown(item: Message, gathered: Gathered) -> Message:
     """An item of a type we do not know, charged once; a compaction stands for turns that nobody here can read."""
     unknown, images = gathered.unknown_parts, len(gathered.images)
-    text = text_beside(item, gathered)
+    text = text_beside(item, kind_of(item), gathered)
     if len(gathered.images) == images:
         gathered.unknown_parts = unknown + 1
         gathered.warn("unknown_input_item")

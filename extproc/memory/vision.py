@@ -53,7 +53,11 @@ def tokens_of(rule: VisionFamily | None, width: int | None, height: int | None) 
         return rule.maximum
     assert width is not None
     assert height is not None
-    return min(rule.maximum, rule.tokens(width, height))
+    tokens = rule.tokens(width, height)
+    if rule.pad is None:
+        # Engines turn a picture as its EXIF orientation says (vllm multimodal/image.py), which is not read here.
+        tokens = max(tokens, rule.tokens(height, width))
+    return min(rule.maximum, tokens)
 
 
 def measured(width: int | None, height: int | None) -> bool:
@@ -208,11 +212,31 @@ def _png(data: bytes) -> tuple[int, int] | None:
     return width, height
 
 
+#: Blocks looked at before a GIF's first frame, and what begins one: an extension, a frame.
+_GIF_BLOCKS, _GIF_EXTENSION, _GIF_FRAME = 4096, 0x21, 0x2C
+
+
 def _gif(data: bytes) -> tuple[int, int] | None:
-    if len(data) < 10:
+    """The screen, or what the first frame needs where that is larger: decoders grow the screen to it."""
+    if len(data) < 13:
         return None
-    width, height = struct.unpack("<HH", data[6:10])
-    return width, height
+    width, height, packed = struct.unpack("<HHB", data[6:11])
+    at = 13 + (3 << (packed & 7) + 1 if packed & 0x80 else 0)
+    within = False
+    for _ in range(_GIF_BLOCKS):
+        if at + 10 > len(data):
+            return None
+        if within:  # the blocks of an extension, each with its length, an empty one at the end
+            within = data[at] > 0
+            at += 1 + data[at]
+        elif data[at] == _GIF_EXTENSION:
+            within, at = True, at + 2
+        elif data[at] == _GIF_FRAME:
+            left, top, across, down = struct.unpack("<HHHH", data[at + 1 : at + 9])
+            return max(width, left + across), max(height, top + down)
+        else:
+            return None
+    return None
 
 
 def _webp(data: bytes) -> tuple[int, int] | None:
@@ -232,12 +256,14 @@ def _webp(data: bytes) -> tuple[int, int] | None:
 
 #: Start-of-frame markers; C4, C8 and CC look alike and are tables or reserved.
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+#: Segments and fill bytes looked at before a frame header; a colour profile in pieces has up to 255.
+_JPEG_SEGMENTS = 1024
 
 
 def _jpeg(data: bytes) -> tuple[int, int] | None:
     at, size = 2, len(data)
-    while at + 4 <= size:
-        if data[at] != 0xFF:
+    for _ in range(_JPEG_SEGMENTS):
+        if at + 4 > size or data[at] != 0xFF:
             return None
         marker = data[at + 1]
         if marker == 0xFF:  # fill byte

@@ -229,9 +229,8 @@ def _policy(seen: Sighting, row: Mapping[str, Any], outcome: str) -> Fact:
         ok: bool | None = refusal is not None and refusal.status == int(status.group(1))
     elif re.match(r"(count|accept|pass|strip|treat|forward|ignore|charge)", words):
         ok = refusal is None
-    elif words:
-        return Fact("valid", "policy", f"unchecked: the choice is prose; {got}", None)
     else:
+        # Other words are prose: whatever they choose, a fault of ours is none of it.
         ok = refusal is None or 400 <= refusal.status < 500
     return Fact("valid", f"policy: {words[:60] or 'accepted or 4xx'}", got, ok)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,6 +40,9 @@ def cleaned(content: Any) -> tuple[Any, Gathered]:
         {"type": "input_image", "image_url": URI, "detail": "auto"},
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
         {"image_url": {"url": URI}},
+        {"image": URI},
+        {"type": "text", "text": "", "uuid": "u", "image_url": URI},
+        {"type": "image_url", "image_url": {"url": " DATA:image/png;BASE64," + PNG}},
         {"type": "picture", "payload": {"inner": [URI]}},
         {"type": "picture", "blob": PNG},
         {"type": "text", "text": URI},
@@ -66,7 +70,58 @@ def test_text_that_mentions_a_data_uri_stays_text() -> None:
     assert not gathered.images
 
 
-@pytest.mark.parametrize("url", ["https://example.test/a.png", "http://x/y"])
+def wrapped(text: str, width: int = 76) -> str:
+    return "\r\n".join(text[n : n + width] for n in range(0, len(text), width)) + "\r\n"
+
+
+def escaped(text: str) -> str:
+    return text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
+
+
+@pytest.mark.parametrize("spelled", [str, wrapped, escaped, lambda b64: b64.translate(str.maketrans("+/", "-_"))])
+@pytest.mark.parametrize("size", [(320, 240), (64_030, 22_140), (12_931, 33_662), (62_318, 16_379)])
+def test_base64_in_any_spelling_has_the_pictures_own_size(spelled: Callable[[str], str], size: tuple[int, int]) -> None:
+    """URL-safe, wrapped or percent-encoded: decoders that drop what they do not know read other sizes from these."""
+    bare = png(*size)
+    _, gathered = cleaned([{"type": "image_url", "image_url": "data:image/png;base64," + spelled(bare)}])
+    found = ImageInput(*size, len(base64.b64decode(bare)), "data_uri")
+    assert gathered.images == [found]
+
+
+@pytest.mark.parametrize("spelled", [lambda b64: b64.replace("+", " "), lambda b64: b64[:24] + "!" + b64[24:]])
+def test_what_breaks_base64_hides_the_size(spelled: Callable[[str], str]) -> None:
+    """A blank or a foreign character before the size: unknown, never another size."""
+    _, gathered = cleaned([{"type": "image", "image": "data:image/png;base64," + spelled(png(64_030, 22_140))}])
+    assert [(i.width, i.height) for i in gathered.images] == [(None, None)]
+
+
+@pytest.mark.parametrize("spelled", [str, wrapped])
+def test_a_photo_with_much_before_its_frame_has_a_size(spelled: Callable[[str], str]) -> None:
+    """Cameras and colour profiles put hundreds of kilobytes there."""
+    profile = b"\xff\xe2" + struct.pack(">H", 60_002) + bytes(60_000)
+    photo = b"\xff\xd8" + profile * 9 + b"\xff\xc2" + struct.pack(">HBHHB", 17, 8, 480, 640, 3) + bytes(900)
+    _, gathered = cleaned([{"type": "image", "image": spelled(base64.b64encode(photo).decode())}])
+    assert gathered.images == [ImageInput(640, 480, len(photo), "data_uri")]
+
+
+@pytest.mark.parametrize("embeds", ["QUJD" * 9000, {"image_embeds": "QUJD" * 9000, "image_grid_thw": "QUJD" * 20}])
+@pytest.mark.parametrize("typed", [{"type": "image_embeds"}, {}])
+def test_an_encoded_picture_is_a_picture(embeds: Any, typed: dict[str, str]) -> None:
+    """vLLM's image_embeds: of no known size, and no text."""
+    content, gathered = cleaned([{**typed, "image_embeds": embeds}])
+    assert (content, [(i.width, i.height) for i in gathered.images]) == ([{"type": "image"}], [(None, None)])
+
+
+def test_text_beside_a_picture_without_type_counts() -> None:
+    """Both are charged: engines differ in which of them they take."""
+    content, gathered = cleaned([{"image_url": "https://example.test/a.png", "text": "a cube"}])
+    assert (content, len(gathered.images)) == ([{"type": "image", "text": "a cube"}], 1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://example.test/a.png", "http://x/y", "HTTPS://Example.test/a.png", "\n https://example.test/a.png"],
+)
 def test_a_remote_picture_has_no_size(url: str) -> None:
     """It is charged the model's maximum later."""
     _, gathered = cleaned([{"type": "image_url", "image_url": {"url": url}}])
@@ -186,6 +241,11 @@ WAV = "UklGRiQAAABXQVZFZm10IBAAAAABAAEA" + "AB+9" * 300
         {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0x"}},
         {"type": "input_file", "file_data": "JVBERi0x" * 200, "filename": "a.pdf"},
         {"type": "hologram", "payload": "data:model/gltf;base64,AAAA"},
+        {"type": "audio_embeds", "audio_embeds": "AAAA" * 200},
+        {"type": "prompt_embeds", "data": "AAAA" * 200},
+        {"input_audio": {"data": WAV, "format": "wav"}},
+        {"video_url": {"url": "https://example.test/a.mp4"}},
+        {"type": "text", "text": "", "uuid": "u", "audio_url": "https://example.test/a.wav"},
     ],
 )
 def test_sound_film_and_files_are_one_unknown_part(part: dict[str, Any]) -> None:

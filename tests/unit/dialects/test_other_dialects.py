@@ -182,6 +182,18 @@ def test_rerank_is_one_sequence_per_document() -> None:
     assert (found.prompts, found.sequences) == ((TextPrompt(("q", "a")), TextPrompt(("q", "b"))), 2)
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [{"instruct": "find it"}, {"instruction": "find it"}, {"chat_template_kwargs": {"instruction": "find it", "n": 1}}],
+)
+def test_the_instruction_of_a_ranking_stands_in_each_pair(extra: dict[str, Any]) -> None:
+    """SGLang's and vLLM's name of it, and the template's arguments."""
+    found = request("/v1/rerank", {"query": "q", "documents": ["a", "b"], **extra})
+    assert found.prompts == (TextPrompt(("find it", "q", "a")), TextPrompt(("find it", "q", "b")))
+    ids = request("/v1/score", {"query": [1, 2], "items": [[3]], **extra})
+    assert ids.prompts == (TokenPrompt(3, ("find it",)),)
+
+
 def test_score_broadcasts_the_single_side() -> None:
     """One text against many, or pairwise; anything else is refused."""
     assert request("/score", {"text_1": "q", "text_2": ["a", "b", "c"]}).sequences == 3

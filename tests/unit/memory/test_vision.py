@@ -28,10 +28,21 @@ def webp(kind: bytes, body: bytes) -> bytes:
     return b"RIFF" + struct.pack("<I", 4 + 8 + len(body)) + b"WEBP" + kind + struct.pack("<I", len(body)) + body
 
 
+def gif(width: int, height: int, *, magic: bytes = b"GIF89a", frame: tuple[int, int, int, int] = (0, 0, 1, 1)) -> bytes:
+    """A GIF with a colour table and a comment, up to its first frame's place."""
+    comment = b"\x21\xfe\x05words\x02ab\x00"
+    return (
+        magic + struct.pack("<HHBBB", width, height, 0x81, 0, 0) + bytes(12) + comment
+        + b"\x2c" + struct.pack("<HHHH", *frame) + b"\0"
+    )  # fmt: skip
+
+
 HEADERS = {
     "png": png(640, 480),
-    "gif": b"GIF89a" + struct.pack("<HH", 640, 480) + b"\xf7\x00\x00",
-    "gif 87": b"GIF87a" + struct.pack("<HH", 640, 480),
+    "gif": gif(640, 480),
+    "gif 87": gif(640, 480, magic=b"GIF87a", frame=(0, 0, 640, 480)),
+    "gif whose frame is larger": gif(1, 400, frame=(40, 80, 600, 400)),
+    "gif without colours": b"GIF89a" + struct.pack("<HHBBB", 640, 480, 0, 0, 0) + b"\x2c" + bytes(9),
     "jpeg": jpeg(640, 480),
     "progressive jpeg": jpeg(640, 480, frame=0xC2),
     "jpeg with fill bytes": jpeg(640, 480, extra=b"\xff\xff\xff\xfe\x00\x04ab"),
@@ -55,8 +66,12 @@ def test_a_header_cut_anywhere_is_unknown_never_wrong(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"not an image", b"\xff\xd8\xff\xda", png(0, 10), b"RIFF" + bytes(40), b"\xff\xd8" + b"\xff\xe0\x00\x00" * 9],
-)
+    [
+        b"", b"not an image", b"\xff\xd8\xff\xda", png(0, 10), b"RIFF" + bytes(40), b"\xff\xd8" + b"\xff\xe0\x00\x00" * 9,
+        b"GIF89a" + struct.pack("<HHBBB", 640, 480, 0, 0, 0) + b"\x3b" + bytes(99), b"GIF89a" + b"\x21\xfe" * 99_999,
+        b"\xff\xd8" + b"\xff\xe0\x00\x02" * 99_999 + jpeg(640, 480)[2:], b"\xff\xd8" + b"\xff" * 99_999,
+    ],
+)  # fmt: skip
 def test_what_is_no_picture_has_no_size(data: bytes) -> None:
     """Other bytes are unknown."""
     assert image_size(data) is None
@@ -92,6 +107,13 @@ def test_unknown_sizes_take_the_maximum(family: str) -> None:
     assert {image_tokens(family, *size) for size in ((None, None), (10, None), (0, 10), (-1, 5), (1 << 31, 5))} == {
         rule.maximum
     }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_picture_counts_as_much_on_its_side(family: str) -> None:
+    """Engines turn it as its EXIF orientation says, which is not read here."""
+    sides = [(1024, 512), (197, 1404), (993, 1631), (206, 4706), (2945, 2558)]
+    assert all(image_tokens(family, *size) == image_tokens(family, *size[::-1]) for size in sides)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
