@@ -7,12 +7,15 @@ bad input. Commands are imported only when they are called, so that ``kvgate --h
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from extproc.errors import KvgateError
+from extproc.errors import KvgateError, UsageError
 from extproc.version import VERSION
 
 #: command -> (module in extproc.commands, one line for the overview)
@@ -34,8 +37,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+#: Why output could not be written, where that is nothing of ours.
+OUTPUT_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 done, 1 a problem that was printed, 2 wrong usage."""
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # What clients sent may hold what no terminal can show, lone surrogates first of all.
@@ -57,17 +65,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     if module is None:
         parser.error("name a command")
     try:
-        return int(module.run(args))
+        status = int(module.run(args))
+        sys.stdout.flush()  # what fails here would otherwise fail where Python ends, out of our reach
+        return status
     except KvgateError as error:
         for line in str(error).splitlines():
             print(line, file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         # The reader of our output went away (head, less): nothing is wrong.
-        sys.stderr.close()
+        _give_up_output()
         return 0
+    except OSError as error:
+        if error.errno not in OUTPUT_TROUBLE:
+            raise
+        print(f"kvgate {name}: cannot write ({error.strerror}); make room or write elsewhere", file=sys.stderr)
+        _give_up_output()
+        return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _open_streams() -> None:
+    """Streams that the caller closed (``>&-``) lead nowhere, so that commands can use all three."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open as long as we run
+
+
+def _give_up_output() -> None:
+    """What is still buffered goes nowhere; else Python complains of it while it ends, with a status of its own."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 if __name__ == "__main__":

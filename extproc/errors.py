@@ -35,6 +35,10 @@ class ConfigError(KvgateError):
         self.problems = problems
 
 
+class UsageError(KvgateError):
+    """A command line that cannot be meant so; one printable line, exit status 2."""
+
+
 class GeometryError(KvgateError):
     """A model's configuration that is not understood; the message names the file and the field."""
 

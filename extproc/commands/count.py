@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import json
 import sys
-from pathlib import Path
 
 from extproc.config import load
 from extproc.config.models import Config, Serve
 from extproc.counting import Counting
 from extproc.dialects import BodyLimits, InferenceRequest, Parsed, parse
 from extproc.errors import BadRequest
+from extproc.local.bodies import read_body
 from extproc.policy.lanes import LaneTable
 from extproc.tokens import PromptCounter
 from extproc.types import RequestHead, TokenCount
@@ -41,14 +41,10 @@ def run(args: argparse.Namespace) -> int:
             print(f"kvgate count: --header {line!r}: write it as NAME:VALUE", file=sys.stderr)
             return 2
         headers[name.strip().lower()] = value.strip()
-    try:
-        body = sys.stdin.buffer.read() if args.body == "-" else Path(args.body).read_bytes()
-    except OSError as error:
-        print(f"{args.body}: cannot be read ({error.strerror}); name a file or - for stdin", file=sys.stderr)
-        return 1
     config = load(args.config) if args.config else None
     serve = config.serve if config else Serve()
     limits = BodyLimits(max_bytes=serve.max_body_bytes, max_values=serve.max_body_values)
+    body = read_body(args.body, limits.max_bytes)
     head = RequestHead(args.method.upper(), args.path.partition("?")[0], headers)
     try:
         parsed = parse(head, body, limits)

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from extproc.errors import GeometryError
+from extproc.errors import UsageError
 from extproc.memory import (
     Flags,
     Geometry,
@@ -93,7 +93,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 the estimate was made; 2 wrong usage; GeometryError (exit status 1) where it cannot be."""
+    """0 the estimate was made; 2 wrong usage (UsageError); GeometryError (exit status 1) where it cannot be."""
     if args.list:
         print("\n".join(catalogue_names()))
         return 0
@@ -132,12 +132,12 @@ def _check(args: argparse.Namespace) -> None:
         within(f"--{name.replace('_', '-')}", getattr(args, name), 0, 4096)
     within("--lora-rank", args.lora_rank, 1, 65536)
     if args.dp > 1 and canonical_engine(args.engine) != "sglang":
-        raise GeometryError(
+        raise UsageError(
             f"--dp is SGLang's attention data parallelism; with {args.engine} every data-parallel rank is a replica of its"
             " own: leave it out"
         )
     if args.engine_version and parse_version(args.engine_version) is None:
-        raise GeometryError(f"--engine-version {short(args.engine_version)} holds no number; write 0.21.0 or b4321")
+        raise UsageError(f"--engine-version {short(args.engine_version)} holds no number; write 0.21.0 or b4321")
 
 
 def _load(args: argparse.Namespace, geometry: Geometry) -> Load:
@@ -163,7 +163,7 @@ def _image(geometry: Geometry, text: str) -> int:
     sides = re.fullmatch(r"([0-9]{1,9})[xX]([0-9]{1,9})", text.strip())
     width, height = (int(s) for s in sides.groups()) if sides else (0, 0)
     if not measured(width, height):
-        raise GeometryError(f"--image {short(text)} is not a size in pixels; write 1024x768")
+        raise UsageError(f"--image {short(text)} is not a size in pixels; write 1024x768")
     return image_tokens(geometry.vision_family, width, height)
 
 

@@ -14,13 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count
-from pathlib import Path
 
 from extproc.admission import Admission
 from extproc.candidates import Planner
 from extproc.config import Config, load
 from extproc.counting import Counting
-from extproc.errors import ConfigError
 from extproc.fleet import Fleet
 from extproc.holding import Holding
 from extproc.learning import Learning
@@ -28,6 +26,7 @@ from extproc.ledger.base import LedgerSnapshot, LiveReservation, Reservation, Up
 from extproc.ledger.inmemory import InMemoryLedger
 from extproc.ledger.posture import LocalShare
 from extproc.ledger.rules import to_us
+from extproc.local.bodies import read_body
 from extproc.local.reach import reached
 from extproc.modelset import ModelSet
 from extproc.telemetry.record import Record, clean, decision_record
@@ -71,10 +70,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     config = load(args.config)
     head = RequestHead(args.method, args.path.partition("?")[0], headers)
-    try:
-        body = sys.stdin.buffer.read() if args.body == "-" else Path(args.body).read_bytes()
-    except OSError as error:
-        raise ConfigError([f"{args.body}: cannot be read ({error.strerror}); name a readable file or -"]) from error
+    body = read_body(args.body, config.serve.max_body_bytes)
     record = asyncio.run(_explain(config, args, head, body))
     print(json.dumps(record, indent=2) if args.json else decision_text(record))
     return 0

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from extproc.config import Config, Target, load
-from extproc.errors import ConfigError, GeometryError
+from extproc.errors import ConfigError, UsageError
 from extproc.ledger.base import LedgerSnapshot, ReplicaView
 from extproc.local.reach import reached
 from extproc.memory import Geometry, catalogue_names, engine_rules, kv_types, load_geometry
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         within("--context", context, 1, MOST_TOKENS)
     within("--mean-tokens", args.mean_tokens, 1, MOST_TOKENS)
     if args.utilization is not None and not 0 < args.utilization <= 1:
-        raise GeometryError(f"--utilization is {args.utilization:g}; give a share above 0 and up to 1, such as 0.9")
+        raise UsageError(f"--utilization is {args.utilization:g}; give a share above 0 and up to 1, such as 0.9")
     kv_types(args.kv_dtype)
     config = load(args.config) if args.config else None
     devices: list[dict[str, Any]]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from extproc.config import Config
-from extproc.errors import ConfigError, DependencyDown
+from extproc.config.forms import HttpUrl, problem
+from extproc.errors import ConfigError, DependencyDown, UsageError
 from extproc.local import ask, effective, stack
 from extproc.local.demo_stack import PORTS, DemoEngines, make_engines
 from extproc.local.effective import Data
@@ -54,7 +56,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run until a signal; 0 after a clean stop, 1 when a child failed or the configuration cannot be used."""
+    """Run until a signal; 0 after a clean stop, 1 a child failed or the configuration cannot be used, 2 wrong usage."""
+    _check(args.engine)
     try:
         with stopping_on_signals() as stopping, run_directory() as directory:
             return _up(args, directory, stopping)
@@ -66,6 +69,17 @@ def run(args: argparse.Namespace) -> int:
     except (ChildFailed, DependencyDown) as error:
         print(f"kvgate up: {error}", file=sys.stderr)
         return 1
+
+
+def _check(engines: Sequence[str]) -> None:
+    """URLs of engines have the configuration's form, and each engine is named once: one pool is not promised twice."""
+    for url in engines:
+        if (why := problem(HttpUrl, url)) is not None:
+            # What was given is not repeated: a URL that has a user may have a password.
+            raise UsageError(f"kvgate up: --engine {why}")
+    twice = [url for url, times in Counter(url.rstrip("/") for url in engines).items() if times > 1]
+    if twice:
+        raise UsageError(f"kvgate up: --engine {twice[0]} is given twice; name each engine once")
 
 
 def _up(args: argparse.Namespace, directory: Path, stopping: Stopping) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from urllib.parse import urlsplit
 
 from extproc.config import forms
@@ -28,6 +29,10 @@ LEDGER_EXAMPLES = {
 }
 #: Names of clusters that the generated Envoy configuration keeps for itself start with this.
 INTERNAL_PREFIX = "kvgate-"
+#: Engines that serve several models at one URL, each with a pool of its own.
+MANY_MODELS = frozenset({"ollama", "trtllm", "llamacpp"})
+#: ``localhost`` is one of these, whichever the resolver says first.
+_LOOPBACK = frozenset({"localhost", "[::1]", "127.0.0.1"})
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "[::]"})  # noqa: S104  compared, never bound
 
 
@@ -77,6 +82,7 @@ def warnings(config: Config) -> list[str]:
         for name, model in config.models.items()
         if model.tokenizer is None
     ]
+    lines += _promised_twice(config)
     if config.no_agent == "ledgerOnly" and (found := config.discovered()):
         lines.append(
             f"noAgent: `ledgerOnly` has no meaning for {', '.join(found)}: without an agent nothing is discovered"
@@ -93,6 +99,19 @@ def warnings(config: Config) -> list[str]:
     return lines
 
 
+def _promised_twice(config: Config) -> Iterator[str]:
+    """Replicas that are one engine: each would be given its whole pool."""
+    first: dict[tuple[str, str], str] = {}
+    for name, target, replica in config.local_replicas():
+        served = (target.served_model or "") if target.engine in MANY_MODELS else ""
+        known = first.setdefault((replica.url.rstrip("/"), served), replica.name)
+        if known != replica.name:
+            yield (
+                f"targets.{name}.replicas.{replica.name}.url: is that of replica {known!r} too, so one pool is promised "
+                "twice; name each engine once (an alias may list several targets, a target `adapters`)"
+            )
+
+
 def worker_problems(config: Config, listen: str, admin: str, workers: int) -> list[str]:
     """Why ``workers`` processes cannot serve on these addresses with this ledger: every line is ``path: what; mend``."""
     lines = []
@@ -102,16 +121,16 @@ def worker_problems(config: Config, listen: str, admin: str, workers: int) -> li
         *_, last = worker_addresses(text, workers)
         if workers > 1 and forms.problem(forms.Address, last) is not None:
             lines.append(f"{path}: the last of {workers} workers would get {last}, which is no address; choose a lower port or a shorter path")  # fmt: skip
-    fixed = [(path, _ports(text, 1)) for path, text in (
-        ("agent.admin", config.agent.admin), ("envoy.admin", config.envoy.admin), ("envoy.listen", config.envoy.listen),
-    )]  # fmt: skip
-    ours = ("serve.listen", _ports(listen, workers))
-    for path, ports, others in (("serve.admin", _ports(admin, workers), [ours, *fixed]), (*ours, fixed)):
-        lines += [
-            f"{path}: its ports {_span(ports[1])} meet those of {other}, {_span(theirs[1])}; move one of them"
-            for other, theirs in others
-            if ports and theirs and _meet(ports, theirs)
-        ]
+    bound = [
+        ("serve.admin", admin, workers), ("serve.listen", listen, workers), ("agent.admin", config.agent.admin, 1),
+        ("envoy.admin", config.envoy.admin, 1), ("envoy.listen", config.envoy.listen, 1),
+    ]  # fmt: skip
+    for (path, one, many), (other, two, others) in combinations(bound, 2):
+        ours, theirs = _ports(one, many), _ports(two, others)
+        if ours and theirs and _meet(ours, theirs):
+            lines.append(f"{path}: its ports {_span(ours[1])} meet those of {other}, {_span(theirs[1])}; move one of them")  # fmt: skip
+        elif same := set(_sockets(one, many)) & set(_sockets(two, others)):
+            lines.append(f"{path}: its socket {min(same)} is that of {other} as well; move one of them")
     return lines
 
 
@@ -133,9 +152,15 @@ def _ports(address: str, workers: int) -> tuple[str, range] | None:
     return host, range(int(port), int(port) + workers)
 
 
+def _sockets(address: str, workers: int) -> tuple[str, ...]:
+    """Paths of the workers' sockets; none for ports."""
+    return worker_addresses(address, workers) if address.startswith("unix:") else ()
+
+
 def _meet(ours: tuple[str, range], theirs: tuple[str, range]) -> bool:
     """Whether both would bind one port of one machine; a host of zeros is every address of it."""
-    one_host = ours[0] == theirs[0] or bool(_EVERY_ADDRESS & {ours[0], theirs[0]})
+    hosts = {ours[0], theirs[0]}
+    one_host = len(hosts) == 1 or bool(_EVERY_ADDRESS & hosts) or ("localhost" in hosts and hosts <= _LOOPBACK)
     return one_host and bool(set(ours[1]) & set(theirs[1]))
 
 

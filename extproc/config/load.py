@@ -5,6 +5,7 @@ Relative paths are found from the file's directory. Every mistake becomes one li
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from pydantic import ValidationError
 from extproc.config.checks import check
 from extproc.config.models import Config
 from extproc.config.paths import resolved
+from extproc.config.spelling import meant
 from extproc.errors import ConfigError
+
+#: A configuration of ten thousand lanes has 1 MB; more is another file or a device that never ends.
+MAX_BYTES = 16 * 2**20
 
 #: pydantic error type -> how to mend it; ``{...}`` are fields of the error's context.
 MENDS = {
@@ -40,6 +45,10 @@ MENDS = {
 }
 
 
+#: Longest part of a key that a mistake's line repeats.
+MAX_SHOWN = 100
+#: Longest explanation of what is no YAML: those quote names and tags.
+MAX_PROBLEM = 300
 MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -83,7 +92,11 @@ class _Loader(yaml.SafeLoader):
 def load(path: str | Path) -> Config:
     """The configuration in ``path``; ``ConfigError`` with every mistake. Warnings: ``checks.warnings(config)``."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ConfigError([f"{path}: is larger than {MAX_BYTES // 2**20} MiB; name a kvgate.yaml"])
+        text = raw.decode("utf-8")
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror}); name a readable file"]) from error
     except UnicodeDecodeError as error:
@@ -101,18 +114,23 @@ def load_text(text: str, *, where: str, base: Path | None = None) -> Config:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-        raise ConfigError([f"{where}: {line}: {error.problem or 'not YAML'}; correct the YAML there"]) from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(
+            [f"{where}: {line}: {_shown(error.problem or 'not YAML', MAX_PROBLEM)}; correct the YAML there"]
+        ) from error
+    except yaml.reader.ReaderError as error:
+        at = text.count("\n", 0, error.position) + 1
+        raise ConfigError([f"{where}: line {at}: holds the character {error.character:#x}; remove it"]) from error
+    except RecursionError as error:
+        raise ConfigError([f"{where}: nested too deeply; flatten it"]) from error
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError([f"{where}: not YAML ({type(error).__name__}); correct the file"]) from error
     if not isinstance(data, dict):
         raise ConfigError([f"{where}: must be a mapping with `lanes` or `targets`; see docs/configuration.md"])
     try:
-        config = Config.model_validate(data)
+        config = Config.model_validate(data, by_alias=True, by_name=False)
         config = config if base is None else resolved(config, base)
     except ValidationError as error:
-        raise ConfigError(
-            [_line(where, item) for item in error.errors(include_url=False, include_input=False)]
-        ) from error
+        raise ConfigError(_lines(where, error.errors(include_url=False, include_input=False))) from error
     except RecursionError as error:
         raise ConfigError([f"{where}: nested too deeply; flatten it"]) from error
     problems = [f"{where}: {line}" for line in check(config)]
@@ -121,8 +139,28 @@ def load_text(text: str, *, where: str, base: Path | None = None) -> Config:
     return config.named(where)
 
 
+def _lines(where: str, found: Sequence[Any]) -> list[str]:
+    """One line per mistake; of a value that may be one word or a mapping, only what is wrong with the form it has."""
+    inside = {item["loc"][:at] for item in found for at, part in enumerate(item["loc"][:-1]) if _is_branch(part)}
+    return [_line(where, item) for item in found if not (_is_branch(item["loc"][-1]) and item["loc"][:-1] in inside)]
+
+
+def _is_branch(part: object) -> bool:
+    """Whether a part of a place is pydantic's name of one form of a value, which nobody wrote."""
+    return isinstance(part, str) and part.startswith(("literal['closed'", "dict[literal['open'"))
+
+
 def _line(where: str, item: Any) -> str:
     kind, context = item["type"], item.get("ctx", {})
     mend = MENDS[kind].format(**context) if kind in MENDS else item["msg"]
-    path = ".".join(str(part) for part in item["loc"] if part != "[key]") or "(top)"
+    place = [part for part in item["loc"] if part != "[key]" and not _is_branch(part)]
+    if kind == "extra_forbidden" and (key := meant(place)) is not None:
+        mend = f"unknown key; did you mean {key}?"
+    path = ".".join(_shown(str(part)) or "(empty)" for part in place) or "(top)"
     return f"{where}: {path}: {mend}"
+
+
+def _shown(text: str, most: int = MAX_SHOWN) -> str:
+    """What somebody wrote, on one line of a terminal: escaped where it cannot be printed, cut where it is long."""
+    short = text if len(text) <= most else text[:most] + "…"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
+#: Parameters after ``?`` by scheme and kind.
+PARAMETERS = {"unix": ("db",), "rediss": ("ca", "cert", "key"), "sentinel": ("sentinelUser", "sentinelPassword")}
 DEFAULT_PORT, DEFAULT_SENTINEL_PORT = 6379, 26379
 
 
@@ -63,6 +65,7 @@ def parse(url: str) -> Address:
             f"ledger URL scheme {parts.scheme!r}: use redis, rediss, unix, redis+sentinel or redis+cluster"
         )
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    _only_known(parts, scheme, kind)
     credentials, _, hosts = parts.netloc.rpartition("@")
     user, _, password = credentials.partition(":")
     login = Login(unquote(user) or None, unquote(password) if credentials and password else None)
@@ -77,12 +80,24 @@ def parse(url: str) -> Address:
         service, path = path[0], path[1:]
     else:
         service = ""
+    if len(path) > 1:
+        raise ValueError("the ledger URL goes on after its database")
     port = DEFAULT_SENTINEL_PORT if kind == "sentinel" else DEFAULT_PORT
     db = _number(path[0], "database") if path else 0
     pairs = tuple(_host(item, port) for item in hosts.split(",") if item)
     sentinel = Login(query.get("sentinelUser"), query.get("sentinelPassword"))
     context = _tls(query) if scheme == "rediss" else None
     return Address(kind, pairs or (("127.0.0.1", port),), login, db, None, service, sentinel, context)
+
+
+def _only_known(parts: SplitResult, scheme: str, kind: str) -> None:
+    """ValueError for what would be passed over: nothing of it is repeated, for it may be the rest of a password."""
+    if parts.fragment:
+        raise ValueError("a ledger URL has no fragment (does a password need %-encoding?)")
+    known = [name for word in (scheme, kind) for name in PARAMETERS.get(word, ())]
+    if parse_qs(parts.query, keep_blank_values=True).keys() - set(known):
+        what = f"a parameter other than {', '.join(known)}" if known else "parameters, and such a URL takes none"
+        raise ValueError(f"the ledger URL has {what} (does a password need %-encoding?)")
 
 
 def _host(item: str, port: int) -> tuple[str, int]:

@@ -46,6 +46,67 @@ def test_every_worker_needs_an_address_of_its_own(serve: str, key: str) -> None:
     assert line.startswith(f"k: {key}")
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "envoy: {listen: '127.0.0.1:9901'}",
+            "envoy.admin: its ports 9901 meet those of envoy.listen, 9901; move one of them",
+        ),
+        (
+            "envoy: {admin: 'localhost:9913'}",
+            "agent.admin: its ports 9913 meet those of envoy.admin, 9913; move one of them",
+        ),
+        (
+            "envoy: {listen: 'unix:/s'}\nserve: {listen: 'unix:/s'}",
+            "serve.listen: its socket unix:/s is that of envoy.listen as well; move one of them",
+        ),
+        (
+            "envoy: {admin: 'unix:/s.1'}\nserve: {listen: 'unix:/s', workers: 2}",
+            "serve.listen: its socket unix:/s.1 is that of envoy.admin as well; move one of them",
+        ),
+    ],
+)
+def test_no_two_parts_have_one_address(text: str, line: str) -> None:
+    """Ports and sockets of all parts, workers' among them."""
+    with pytest.raises(ConfigError) as caught:
+        load_text(f"lanes: {{a: {{}}}}\n{text}", where="k")
+
+    assert caught.value.problems == [f"k: {line}"]
+
+
+def test_two_loopbacks_are_two_hosts() -> None:
+    """IPv4's and IPv6's have ports of their own."""
+    config = load_text("lanes: {a: {}}\nenvoy: {listen: '127.0.0.1:9999', admin: '[::1]:9999'}", where="k")
+
+    assert config.envoy.admin == "[::1]:9999"
+
+
+@pytest.mark.parametrize(
+    ("targets", "replicas"),
+    [
+        ('t: {engine: vllm, replicas: [{name: r, url: "http://h:1"}, {name: s, url: "http://h:1/"}]}', ["s"]),
+        (
+            't: {engine: vllm, replicas: [{name: r, url: "http://h:1"}]}, u: {engine: sglang, replicas: [{name: s, url: "http://h:1"}]}',
+            ["s"],
+        ),
+        ('t: {engine: vllm, replicas: [{name: r, url: "http://h:1"}, {name: s, url: "http://h:2"}]}', []),
+        (
+            """{t: {engine: ollama, servedModel: a, replicas: [{name: r, url: "http://h:1"}]},
+                u: {engine: ollama, servedModel: b, replicas: [{name: s, url: "http://h:1"}]}}"""[1:-1],
+            [],
+        ),
+    ],
+)
+def test_an_engine_named_twice_is_warned_of(targets: str, replicas: list[str]) -> None:
+    """One pool would be promised twice; several models of one Ollama are several pools."""
+    config = load_text(f"lanes: {{a: {{}}}}\nunknownPaths: reject\ntargets: {{{targets}}}", where="k")
+
+    found = [line for line in warnings(config) if "promised twice" in line]
+
+    assert [line.partition(".url: ")[0].rpartition(".")[2] for line in found] == replicas
+
+
 def test_several_workers_need_no_other_line() -> None:
     """The default addresses leave room for workers, and the same port of two hosts is two ports."""
     assert load_text("lanes: {a: {}}\nserve: {workers: 8}", where="k").serve.workers == 8

@@ -148,6 +148,12 @@ def test_a_value_that_nobody_could_use_is_refused_at_its_path(key: str, text: st
         "redis://h/-1",
         "redis+cluster://h:1/3",
         "rediss://h?ca=/no/such/file.pem",
+        "rediss://h?cafile=/etc/ssl/certs/ca-certificates.crt",
+        "redis://h:1?db=2",
+        "redis://h:1/0/2",
+        "redis://h:1/0#x",
+        "redis+sentinel://h:1/S?password=x",
+        "unix:///s?DB=1",
     ],
 )
 def test_a_ledger_that_serve_could_not_connect_to_is_refused(url: str) -> None:
@@ -157,12 +163,81 @@ def test_a_ledger_that_serve_could_not_connect_to_is_refused(url: str) -> None:
     assert line.startswith("k.yaml: ledger.url: ")
 
 
-@pytest.mark.parametrize("url", ["redis://:geheim/x@h:1", "redis://u:geheim@h:1/abc", "redis://u:geheim℀@h"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:geheim/x@h:1",
+        "redis://u:geheim@h:1/abc",
+        "redis://u:geheim℀@h",
+        "redis://:a?geheim=1@h",
+        "redis://:1#geheim@h:1",
+        "rediss://h:1?geheim=1",
+        "http://:geheim@h",
+    ],
+)
 def test_a_ledgers_password_is_never_repeated(url: str) -> None:
     """Whatever is wrong with the URL."""
     (line,) = problems(f'lanes: {{a: {{}}}}\nledger: {{url: "{url}"}}')
 
     assert "geheim" not in line
+
+
+# -- what a mistake's line says
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("lane: {a: {}}", "lane: unknown key; did you mean lanes?"),
+        ("lanes: {a: {maxInputToken: 3}}", "lanes.a.maxInputToken: unknown key; did you mean maxInputTokens?"),
+        ("lanes: {a: {max_output_tokens: 3}}", "lanes.a.max_output_tokens: unknown key; did you mean maxOutputTokens?"),
+        ("lanes: {a: {fallBack: t}}", "lanes.a.fallBack: unknown key; did you mean fallback?"),
+        ("lanes: {a: {queue: {maxdepht: 3}}}", "lanes.a.queue.maxdepht: unknown key; did you mean maxDepth?"),
+        (
+            'lanes: {a: {}}\ntargets: {t: {engine: vllm, replicas: [{name: r, url: "http://h:1", kv-tokens: 3}]}}',
+            "targets.t.replicas.0.kv-tokens: unknown key; did you mean kvTokens?",
+        ),
+        (
+            "lanes: {a: {}}\nenvoy: {undecided: {open: {target: t, maxRequest: 3}}}",
+            "envoy.undecided.open.maxRequest: unknown key; did you mean maxRequests?",
+        ),
+        ("lanes: {a: {}}\nqqqqqq: 1", "qqqqqq: unknown key; remove it or correct its spelling"),
+    ],
+)
+def test_an_unknown_key_names_the_one_that_was_meant(text: str, line: str) -> None:
+    """By the keys that stand at that place, however another tool would spell them."""
+    assert problems(text) == [f"k.yaml: {line}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ('lanes: {"x\\ny": {}}', "k.yaml: lanes.x\\ny: "),
+        ('lanes: {"\\e[31mred": {}}', "k.yaml: lanes.\\x1b[31mred: "),
+        ('lanes: {"a\u202eb": {}}', "k.yaml: lanes.a\\u202eb: "),
+        ('lanes: {"": {}}', "k.yaml: lanes.(empty): "),
+        ("lanes: {" + "k" * 900 + ": {}}", "k.yaml: lanes." + "k" * 100 + "…: "),
+        ("lanes: *" + "k" * 5000, "k.yaml: line 1, column 8: "),
+        ("lanes:\n  a: {}\x00", "k.yaml: line 2: holds the character 0x0; "),
+        ("lanes: " + "{a: " * 5000, "k.yaml: nested too deeply; "),
+        ("lanes: {a: {}}\nenvoy: {undecided: opened}", "k.yaml: envoy.undecided: "),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_hostile_text_is_told_on_lines_that_a_terminal_can_show(text: str, start: str) -> None:
+    """Whatever was written: escaped where it cannot be printed, cut where it is long."""
+    found = problems(text)
+
+    assert found[0].startswith(start)
+    assert all(line.isprintable() and len(line) < 500 for line in found)
+
+
+def test_a_file_without_an_end_is_not_read_to_it() -> None:
+    """A device, a pipe or a log in the configuration's place costs a bounded read."""
+    with pytest.raises(ConfigError) as caught:
+        load("/dev/zero")
+
+    assert caught.value.problems == ["/dev/zero: is larger than 16 MiB; name a kvgate.yaml"]
 
 
 # -- paths

@@ -11,7 +11,7 @@ import pytest
 
 from extproc.commands import estimate as estimate_command
 from extproc.commands import plan as plan_command
-from extproc.errors import ConfigError, GeometryError
+from extproc.errors import ConfigError, GeometryError, UsageError
 
 CONFIG = {
     "model_type": "qwen2", "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584,
@@ -171,7 +171,7 @@ def test_llamacpp_rounds_slots_to_256(capsys: pytest.CaptureFixture[str]) -> Non
 )
 def test_estimate_refuses_with_one_line(arguments: list[str], match: str) -> None:
     """Every mistake is one line that names it."""
-    with pytest.raises(GeometryError, match=match) as caught:
+    with pytest.raises((GeometryError, UsageError), match=match) as caught:
         call(estimate_command, *arguments)
     assert "\n" not in str(caught.value)
 
@@ -300,10 +300,12 @@ def test_plan_needs_a_card_or_a_configuration(capsys: pytest.CaptureFixture[str]
                                        ["--device", "24GiB", "--utilization", "nan"], ["--device", "24GiB", "--utilization", "inf"],
                                        ["--device", "24GiB", "--utilization", "0"], ["--device", "24GiB", "--utilization", "5"],
                                        ["--device", "24GiB", "--kv-dtype", "q9"], ["--device", "24GiB", "--model", ""],
-                                       ["--device", "24GiB", "--context", str(10**20)]])  # fmt: skip
+                                       ["--device", "24GiB", "--context", str(10**20)],
+                                       ["--device", "9" * 400 + "GiB"], ["--device", "24GiBx" + "9" * 5000],
+                                       ["--device", "1GiB", "--reserve", "9" * 5000 + "GiB"]])  # fmt: skip
 def test_plan_refuses_with_one_line(arguments: list[str]) -> None:
     """Every mistake is one line."""
-    with pytest.raises((GeometryError, ConfigError)) as caught:
+    with pytest.raises((GeometryError, UsageError, ConfigError)) as caught:
         call(plan_command, *arguments)
     assert "\n" not in str(caught.value)
 
