@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 
 import uvloop
 
+from extproc import heap
 from extproc.config import Config, load
 from extproc.config.checks import worker_addresses, worker_problems
 from extproc.config.forms import Address, TcpAddress, problem
@@ -73,26 +73,13 @@ def _usage(args: argparse.Namespace) -> str | None:
 
 def _serve(config: Config, args: argparse.Namespace, listen: str, admin: str) -> None:
     def ready(bound: str) -> None:
-        settle_memory()
+        heap.settle()
         print(json.dumps({"ready": bound, "pid": os.getpid()}), flush=True)
         if args.ready_fd is not None:
             os.write(args.ready_fd, b"1")
             os.close(args.ready_fd)
 
     uvloop.run(serve(config, where=args.config, listen=listen, admin=admin, ready=ready))
-
-
-def settle_memory() -> None:
-    """Take everything loaded so far out of later garbage collections.
-
-    CPython collects fully once what survived younger collections exceeds a quarter of all that lives: of the start's
-    60,000 objects, every ten minutes and more, with a pause as long as 60,000 objects take. Meanwhile cycles of gRPC's
-    wait, and the lists of freed tuples that it keeps for reuse, up to 2,000 of each length and emptied by a full
-    collection only, grow to megabytes. Without those objects a full collection is short and comes often.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.collect()  # also what "all that lives" is counted by
 
 
 def _commands(config: str, listen: str, admin: str, workers: int) -> list[Command]:
