@@ -19,7 +19,7 @@ from extproc.memory.engines import ENGINES, PoolStyle
 from extproc.memory.overheads import DeviceBudget
 from extproc.memory.planner import PlanRequest, PlanRow, ReplicaRoom, plan_row, replica_row
 from extproc.memory.sizes import MOST_TOKENS, lacks_unit, parse_devices, parse_size, refuse_empty, within
-from extproc.memory.weights import geometry_weights, weight_format
+from extproc.memory.weights import WeightFormat, geometry_weights, own_format, weight_format
 from extproc.modelset import ModelSet
 from extproc.telemetry.state import load_state
 from extproc.telemetry.tables import size, table
@@ -154,18 +154,18 @@ def _requests(args: argparse.Namespace, config: Config | None, budgets: tuple[De
         replace(common, geometry=geometry, rules=rules, quantization=form.name, form=form, context_tokens=context)
         for geometry in map(load_geometry, args.model or DEFAULT_MODELS)
         for rules in (engine_rules(engine, None) for engine in args.engine or ["vllm"])
-        for form in map(weight_format, args.quantization or _usual_formats(geometry, rules.style))
+        for form in [weight_format(name) for name in args.quantization or ()] or _usual_formats(geometry, rules.style)
         for context in args.context or _contexts(geometry)
     ]
 
 
-def _usual_formats(geometry: Geometry, style: PoolStyle) -> Sequence[str]:
+def _usual_formats(geometry: Geometry, style: PoolStyle) -> Sequence[WeightFormat]:
     """The format the model was published in where that is a quantised one, else the usual ones of the engine."""
     native = geometry.quantization
     # gpt-oss is MXFP4 in every container; llama.cpp runs no other GPU quantisation.
     if geometry.weights_bytes is not None or native == "mxfp4" or (native and style is not PoolStyle.CELLS):
-        return (native or geometry.dtype,)
-    return _FORMATS.get(style, _OTHER_FORMATS)
+        return (own_format(geometry),)
+    return [weight_format(name) for name in _FORMATS.get(style, _OTHER_FORMATS)]
 
 
 def _contexts(geometry: Geometry) -> Sequence[int]:
@@ -192,7 +192,8 @@ def _config_requests(args: argparse.Namespace, config: Config, budgets: tuple[De
         model, geometry = config.models.get(target.model or ""), models.geometry(name)
         if model is None or geometry is None:
             raise ConfigError([f"{args.config}: targets.{name}: its model has no geometry; set models.<name>.geometry"])
-        form = weight_format(model.weights.quantization or geometry.quantization or geometry.dtype)
+        named, measured = model.weights.quantization, model.weights.size_bytes
+        form = weight_format(named) if named else own_format(geometry, measured)
         common = PlanRequest(
             geometry, engine_rules(target.engine, None), form.name, 1, budgets, form=form,
             weights_size=model.weights.size_bytes, kv_dtype=args.kv_dtype or model.kv_dtype,

@@ -43,7 +43,7 @@ class EngineRules:
     ``shares_prompt`` tells that sequences of one prompt share its whole blocks; ``swa_ratio`` is the sliding pool's
     size against the full one and ``state_ratio`` the state pool's against the KV pools; ``graphs_in_budget`` tells that
     CUDA graphs come out of the utilisation share and not on top of it; ``context_times_parallel`` that the configured
-    context is one slot's (Ollama).
+    context is one slot's (Ollama); ``reads_kv_format`` that a KV type which the checkpoint asks for is used.
     """
 
     engine: str
@@ -69,6 +69,7 @@ class EngineRules:
     graphs_in_budget: bool = True
     has_sliding_cache: bool = True
     context_times_parallel: bool = False
+    reads_kv_format: bool = False
     mla: str = "latent"  # "latent" | "latent_kv" | "heads"
 
 
@@ -86,8 +87,9 @@ _VLLM_11 = replace(_VLLM_V1, since=(0, 11), state_dtype_ssm="f32", mla_granule=6
 # States cached with their prefixes: 0.11.1 logged one page a group (vllm#28228), 0.17 two. The first version is not
 # known; the dearer rule holds in between.
 _VLLM_12 = replace(_VLLM_11, since=(0, 12), mamba_mode="align")
-# CUDA graphs come out of the budget (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS; start-up logs of 0.20.0).
-_VLLM_20 = replace(_VLLM_12, since=(0, 20), group_slack=1.5, graphs_in_budget=True)
+# CUDA graphs come out of the budget (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS; start-up logs of 0.20.0). A checkpoint's
+# KV type is used where none is asked for (vllm#30141 of early 2026; the dearer rule holds for the versions around it).
+_VLLM_20 = replace(_VLLM_12, since=(0, 20), group_slack=1.5, graphs_in_budget=True, reads_kv_format=True)
 # The logged token figure becomes max_concurrency x max_model_len (0.20.0 still printed blocks; vllm#43308).
 _VLLM_21 = replace(_VLLM_20, since=(0, 21), size_line="max_concurrency")
 # Blocks behind a window are freed when a step has settled, and steps overlap (vllm#47728, vllm#49878).

@@ -98,7 +98,7 @@ class Geometry:
 
     ``context_tokens`` is the longest sequence the model was made for (0 unknown); ``weights_bytes`` the size of the
     weight files where they were seen; ``mtp_layers`` the prediction layers that cache only under speculation;
-    ``uncounted`` says why ``params`` is None.
+    ``kv_dtype`` is the KV type that the checkpoint asks for, None where that is the model's own; ``uncounted`` says why ``params`` is None.
     """
 
     name: str
@@ -109,6 +109,7 @@ class Geometry:
     vocab: int = 0
     context_tokens: int = 0
     dtype: str = "bf16"
+    kv_dtype: str | None = None
     params: ParamCounts | None = None
     mtp_layers: int = 0
     mtp_group: int = 0
@@ -186,7 +187,7 @@ def check_geometry(geometry: Geometry) -> Geometry:
         if max(group.kv_heads, group.k_dim, group.v_dim) > _WIDEST:
             raise GeometryError(
                 f"{where}: {group.kind} layers have kv heads {group.kv_heads}, k dim {group.k_dim}, v dim {group.v_dim};"
-                f" none of them is above {_WIDEST} in any model"
+                f" none of them is above {_WIDEST} in any model (num_key_value_heads, head_dim, hidden_size, kv_lora_rank)"
             )
         if group.kind in (LayerKind.SLIDING, LayerKind.CHUNKED) and group.window <= 0:
             raise GeometryError(f"{where}: {group.kind} layers need a positive window (sliding_window)")

@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping
 
 from extproc.memory.geometry import Geometry, LayerGroup, LayerKind, check_geometry, grouped
-from extproc.memory.hf_fields import Fields, head_dim, short, text_fields, whole
+from extproc.memory.hf_fields import Fields, head_dim, short, text_fields
 from extproc.memory.hf_kinds import CACHELESS, KNOWN, heads_in_group, layer_count, layer_kinds, prediction_layers
+from extproc.memory.hf_quant import kv_format_of, weight_format_of
 from extproc.memory.hf_state import state_of
 from extproc.memory.params import count_parameters
 
@@ -70,49 +71,14 @@ def geometry_from_config(config: Mapping[str, object], *, where: str, name: str 
             params=params,
             mtp_layers=prediction_layers(fields),
             mtp_group=full,
-            quantization=_quantization(config, fields),
+            quantization=weight_format_of(config, fields),
+            kv_dtype=kv_format_of(config, fields),
             vision_family=VISION_FAMILIES.get(outer_type),
             where=where,
             model_type=fields.model_type,
             uncounted=uncounted,
         )
     )
-
-
-def quantization_of(config: object) -> str | None:
-    """Name of the weight format in a ``quantization_config``, or None for plain weights."""
-    if not isinstance(config, Mapping):
-        return None
-    method = next((str(config[k]).lower() for k in _METHODS if config.get(k)), "")
-    bits = whole(config.get("bits") or config.get("w_bit") or 0)
-    if method in ("awq", "gptq", "auto-round", "autoround") and bits in (8, 3, 2):
-        return f"{'gptq' if method != 'awq' else 'awq'}-int{bits}"
-    if method in ("compressed-tensors", "modelopt"):
-        text = str(config).lower()
-        for mark, label in (("nvfp4", "nvfp4"), ("float-quantized", "fp8"), ("'num_bits': 4", "w4a16"), ("fp8", "fp8"),
-                            ("'num_bits': 8", "w8a8")):  # fmt: skip
-            if mark in text:
-                return label
-    if method == "bitsandbytes":
-        return "bnb-4bit" if config.get("load_in_4bit") else "w8a8"
-    # A group size and bits alone, as MLX and early GPTQ repositories have them.
-    return method or {4: "w4a16", 8: "w8a8"}.get(bits or 0)
-
-
-_METHODS = ("quant_method", "quantization", "quant_algo")
-
-
-def _quantization(config: Mapping[str, object], fields: Fields) -> str | None:
-    """The weight format; a value that names none is an error and not plain weights."""
-    outer = Fields(config, fields.where)
-    holder = outer if outer.has("quantization_config") else fields
-    given = holder.mapping("quantization_config")
-    for name in _METHODS:
-        given.text(name)
-    found = quantization_of(holder.raw("quantization_config"))
-    if found is None and given.names():
-        raise holder.fault("quantization_config", "names no weight format (quant_method, or 4 or 8 bits)")
-    return found
 
 
 _DTYPES = frozenset("bfloat16 bf16 float16 fp16 half float32 fp32 float float64 auto float8_e4m3fn float8_e5m2".split())

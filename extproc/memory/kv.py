@@ -190,7 +190,7 @@ def build_kv_model(
         raise GeometryError(f"dcp {dcp} does not divide tp {tp}")
     geometry = _speculative(geometry, flags)
     # llama.cpp's cache is f16 whatever the model's own type.
-    types = kv_types(kv_dtype, "f16" if rules.style is PoolStyle.CELLS else geometry.dtype)
+    types = kv_types(kv_dtype, _own_type(geometry, rules))
     block = block_tokens or rules.block_tokens
     if block < 1:
         raise GeometryError(f"block_tokens is {block}; expected at least 1")
@@ -206,6 +206,13 @@ def build_kv_model(
         overflow=rules.overflow, lookahead_tokens=flags.lookahead_tokens, shares_prompt=rules.shares_prompt and flags.prefix_caching,
         pools=made.pools, state_shard_bytes=state, geometry=geometry, rules=rules, flags=flags, plain=_is_plain(made), steps=_steps(made), even=_is_even(made, state),
     )  # fmt: skip
+
+
+def _own_type(geometry: Geometry, rules: EngineRules) -> str:
+    """KV type where none is asked for."""
+    if rules.style is PoolStyle.CELLS:
+        return "f16"
+    return (geometry.kv_dtype if rules.reads_kv_format else None) or geometry.dtype
 
 
 def _speculative(geometry: Geometry, flags: Flags) -> Geometry:

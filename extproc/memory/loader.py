@@ -86,25 +86,29 @@ def _from_config(path: Path) -> Geometry:
         raise GeometryError(f"{path}: holds a {type(config).__name__}; expected an object")
     name = str(config.get("_name_or_path") or path.resolve().parent.name)
     geometry = geometry_from_config(config, where=str(path), name=name)
+    separate = _separate_quantization(path.parent)
     return replace(
         geometry,
         weights_bytes=_safetensors_bytes(path.parent),
-        quantization=geometry.quantization or _separate_quantization(path.parent),
+        quantization=geometry.quantization or separate.get("quant_algo"),
+        kv_dtype=geometry.kv_dtype or separate.get("kv_cache_quant_algo"),
         source=str(path),
     )
 
 
-def _separate_quantization(folder: Path) -> str | None:
-    """Weight format of ModelOpt's hf_quant_config.json; None where there is none or it mixes formats."""
+#: Marks in an algorithm's name -> format; of MIXED_PRECISION none, so that the weights count as plain.
+_ALGORITHMS = (("fp4", "nvfp4"), ("fp8", "fp8"), ("w4a16", "w4a16"))
+
+
+def _separate_quantization(folder: Path) -> Mapping[str, str]:
+    """Formats of the weights and of the cache in ModelOpt's hf_quant_config.json, as far as it names any."""
     try:
-        algorithm = str(
-            json.loads((folder / "hf_quant_config.json").read_bytes())["quantization"]["quant_algo"]
-        ).lower()
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return next(
-        (name for mark, name in (("fp4", "nvfp4"), ("fp8", "fp8"), ("w4a16", "w4a16")) if mark in algorithm), None
-    )
+        given = json.loads((folder / "hf_quant_config.json").read_bytes())["quantization"]
+        named = {key: str(given.get(key)).lower() for key in ("quant_algo", "kv_cache_quant_algo")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    found = {key: next((form for mark, form in _ALGORITHMS if mark in name), None) for key, name in named.items()}
+    return {key: form for key, form in found.items() if form is not None}
 
 
 def _safetensors_bytes(folder: Path) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from extproc.errors import GeometryError
 from extproc.memory.geometry import Geometry, ParamCounts
+from extproc.memory.hf_fields import short
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,23 @@ def weight_format(name: str) -> WeightFormat:
     return found
 
 
+def own_format(geometry: Geometry, size_bytes: int | None = None) -> WeightFormat:
+    """The format that a model is in. One that has no row here stands under its own name, where a size was seen or is given.
+
+    Raises:
+        GeometryError: the format's bits are not known, and no size is.
+    """
+    native = geometry.quantization or geometry.dtype
+    found = FORMATS.get(_ALIASES.get(native, native))
+    if found is None and size_bytes is None and geometry.weights_bytes is None:
+        raise GeometryError(
+            f"{geometry.where or geometry.name}: field 'quantization_config' names {short(native)}, whose bits are not"
+            " known; pass the weights' size (estimate --weights 18.6GiB, models.<name>.weights.sizeBytes) or a format"
+            f" ({', '.join(FORMATS)})"
+        )
+    return found or _uniform(native, 16, "as measured")
+
+
 def format_in_name(name: str) -> tuple[str, WeightFormat | None]:
     """A model name without the weight format in it, and that format: ``Qwen2.5-7B AWQ`` -> (``Qwen2.5-7B``, awq)."""
     for word in re.split(r"[\s]+|(?<=[A-Za-z0-9])-(?=[A-Za-z])", name):
@@ -133,6 +151,6 @@ def geometry_weights(
             f" be counted ({geometry.uncounted or 'no counts are given'}); pass their size (estimate --weights 18.6GiB) or"
             " set models.<name>.weights.sizeBytes"
         )
-    form = form or weight_format(native)
+    form = form or own_format(geometry)
     total = geometry.params.total / 1e9
     return round(weights_bytes(geometry.params, form)), f"{total:.2f} B parameters, {form.name}: {form.note}"

@@ -84,11 +84,14 @@ def test_estimate_reads_the_index_where_the_files_are_elsewhere(
 
 
 def test_estimate_reads_a_separate_quantisation_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """hf_quant_config.json (ModelOpt) names the format where config.json does not."""
+    """hf_quant_config.json (ModelOpt) names the formats of weights and cache where config.json does not."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
-    plain, packed = 15_231_233_024, answer(capsys, estimate_command, str(tmp_path))["weights_bytes"]
+    formats = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": formats}))
+    found = answer(capsys, estimate_command, str(tmp_path))
+    plain, packed = 15_231_233_024, found["weights_bytes"]
     assert packed < 0.45 * plain
+    assert found["kv_dtype"] == "fp8"
 
 
 def test_the_table_names_every_term(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +198,17 @@ def test_plan_for_a_card(capsys: pytest.CaptureFixture[str]) -> None:
                 "kv_bytes_per_sequence": 4294967296, "binding_term": "kv"}  # fmt: skip
     assert {k: row[k] for k in expected} == expected
     assert 0 < row["safe_sequences_70"] <= row["max_sequences"]
+
+
+def test_plan_of_a_model_in_a_format_of_its_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What has no row among the formats is planned by its files' size, under its own name."""
+    config = CONFIG | {"quantization_config": {"quant_method": "exl3", "bits": 3.0}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(GeometryError, match="field 'quantization_config' names 'exl3'"):
+        call(plan_command, "--device", "24GiB", "--model", str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(bytes(5000))
+    found = answer(capsys, plan_command, "--device", "24GiB", "--model", str(tmp_path))
+    assert {(row["quantization"], row["weights_bytes"]) for row in found["rows"]} == {("exl3", 5000)}
 
 
 def test_plan_answers_why_and_what_would(capsys: pytest.CaptureFixture[str]) -> None:

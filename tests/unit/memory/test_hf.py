@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from extproc.errors import GeometryError
-from extproc.memory import Geometry, LayerKind, geometry_from_config
-from extproc.memory.weights import geometry_weights
+from extproc.memory import Geometry, LayerKind, build_kv_model, engine_rules, geometry_from_config
+from extproc.memory.weights import geometry_weights, own_format
 
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
@@ -153,6 +154,17 @@ def test_layer_order_is_kept_for_pipeline_stages() -> None:
     assert geometry.groups[1].kind is LayerKind.FULL
 
 
+FP8_GROUP = {"num_bits": 8, "type": "float"}
+FP4_GROUP = {"num_bits": 4, "type": "float", "group_size": 16}
+FP8_KV = {"num_bits": 8, "type": "float", "dynamic": False}
+
+
+def packed(*groups: dict[str, object], **fields: object) -> dict[str, object]:
+    """A compressed-tensors block with these groups of weights."""
+    named = {f"group_{n}": {"weights": weights, "targets": ["Linear"]} for n, weights in enumerate(groups)}
+    return {"quant_method": "compressed-tensors", "config_groups": named, **fields}
+
+
 @pytest.mark.parametrize(
     ("config", "label"),
     [
@@ -163,11 +175,61 @@ def test_layer_order_is_kept_for_pipeline_stages() -> None:
         ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": {"weights": {"num_bits": 4}}}}, "w4a16"),
         ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "fp8"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb-4bit"),
+        ({"quant_method": "intel/auto-round", "bits": 4}, "gptq"),
+        (packed(FP8_GROUP), "fp8"),
+        (packed(FP4_GROUP, kv_cache_scheme=FP8_KV), "nvfp4"),
+        (packed(FP8_GROUP, FP4_GROUP, format="mixed-precision"), "fp8"),
+        (packed({"num_bits": 4, "type": "int"}, kv_cache_scheme=FP8_KV), "w4a16"),
+        (packed(kv_cache_scheme=FP8_KV), "none"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": {"g": {"weights": FP4_GROUP}}}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+          "quantized_layers": {"a": {"quant_algo": "W4A8_AWQ"}, "b": {"quant_algo": "FP8"}}}, "fp8"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}, "bias": None}}, "fp8"),
     ],
 )  # fmt: skip
 def test_weight_format_of_a_quantised_checkpoint(config: dict[str, object], label: str) -> None:
-    """The quantisation block names the weight format."""
+    """The quantisation block names the weight format; of several the dearest, and what quantises the cache is none."""
     assert parse(LLAMA | {"quantization_config": config}).quantization == label
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "gptq", "bits": 5},
+        {"quant_method": "exl3", "bits": 3.0},
+        {"quant_method": "hqq"},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+        packed({"num_bits": 2, "type": "int"}),
+        packed(FP8_GROUP, {"num_bits": 2, "type": "int"}),
+    ],
+)
+def test_a_format_of_unknown_bits_has_no_weights(config: dict[str, object]) -> None:
+    """Its cache is known; who asks for the weights hears file and field, or gives their size."""
+    geometry = parse(LLAMA | {"quantization_config": config})
+    with pytest.raises(GeometryError, match=r"^m/config\.json: field 'quantization_config' names"):
+        geometry_weights(geometry)
+    assert geometry_weights(geometry, own_format(geometry, 10**9), 10**9)[0] == 10**9
+    assert geometry_weights(replace(geometry, weights_bytes=10**9))[0] == 10**9
+
+
+@pytest.mark.parametrize(
+    ("config", "kv_type"),
+    [
+        (packed(FP8_GROUP, kv_cache_scheme=FP8_KV), "fp8"),
+        (packed(FP8_GROUP, kv_cache_scheme=None), "bf16"),
+        (packed(FP8_GROUP, kv_cache_scheme={"num_bits": 8, "type": "int"}), "bf16"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "INT8"}, "bf16"),
+    ],
+)
+def test_a_checkpoint_may_ask_for_its_kv_type(config: dict[str, object], kv_type: str) -> None:
+    """vLLM takes it where none is asked for; older versions, other engines and an explicit type do not."""
+    geometry = parse(LLAMA | {"quantization_config": config})
+    newest = engine_rules("vllm")
+    assert build_kv_model(geometry, newest).kv_dtype == kv_type
+    assert build_kv_model(geometry, newest, kv_dtype="bf16").kv_dtype == "bf16"
+    assert build_kv_model(geometry, engine_rules("vllm", "0.12.0")).kv_dtype == "bf16"
+    assert build_kv_model(geometry, engine_rules("llamacpp")).kv_dtype == "f16"
 
 
 PUBLISHED = {
@@ -202,7 +264,7 @@ ODD: Mapping[str, tuple[Mapping[str, object], str]] = {
     "layer kinds that are no list": ({"layer_types": "full_attention"}, "layer_types"),
     "more layer kinds than layers": ({"layer_types": ["full_attention"] * 33}, "layer_types"),
     "heads that do not divide": ({"num_key_value_heads": 33}, "num_key_value_heads"),
-    "heads wider than any": ({"head_dim": 1 << 40}, "k dim"),
+    "heads wider than any": ({"head_dim": 1 << 40}, "head_dim"),
     "a switch that is no switch": ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": "yes"}, "use_sliding_window"),
     "multi-query by a word": ({"model_type": "falcon", "num_key_value_heads": None, "multi_query": "true"}, "multi_query"),
     "no layer of its own": ({"model_type": "gemma3n_text", "sliding_window": 512, "num_kv_shared_layers": 32}, "num_kv_shared_layers"),
@@ -214,6 +276,7 @@ ODD: Mapping[str, tuple[Mapping[str, object], str]] = {
     "an empty convolution": ({"model_type": "lfm2", "layer_types": ["conv"] * 32, "conv_L_cache": 3, "conv_dim": 0}, "conv_dim"),
     "weights in a word": ({"quantization_config": "fp8"}, "quantization_config"),
     "weights in no method": ({"quantization_config": {"group_size": 64}}, "quantization_config"),
+    "bits in a word": ({"quantization_config": {"quant_method": "gptq", "bits": "4"}}, "bits"),
     "a method in a list": ({"quantization_config": {"quant_method": ["fp8"]}}, "quant_method"),
     "a family that slides by a list, without it": ({"model_type": "gemma4_text", "sliding_window": 512}, "layer_types"),
     "an encoder": ({"model_type": "bert"}, "model_type"),
