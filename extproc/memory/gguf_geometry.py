@@ -24,6 +24,12 @@ _CHUNK = 8192
 #: Architectures whose recurrent layers come by interval, and the default interval.
 _INTERVAL: Mapping[str, int] = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen3_5": 4}
 
+#: Architectures for which llama.cpp makes no KV cache that grows: encoders, diffusion and recurrent layers alone
+#: (src/llama-model.cpp create_memory).
+_CACHELESS = frozenset("""
+    bert nomic-bert nomic-bert-moe jina-bert-v2 jina-bert-v3 modern-bert neo-bert gemma-embedding t5encoder wavtokenizer-dec
+    dream llada llada-moe rnd1 mamba mamba2 rwkv6 rwkv6qwen2 rwkv7 arwkv7
+    """.split())  # fmt: skip
 
 #: Larger figures are damage, not models.
 _LARGEST = 1 << 48
@@ -140,6 +146,10 @@ def _architecture(fields: Mapping[str, object], where: str) -> str:
         raise GeometryError(f"{where}: field 'general.architecture' is missing from the GGUF metadata")
     if not isinstance(arch, str) or not re.fullmatch(r"[\w.-]{1,64}", arch):
         raise GeometryError(f"{where}: field 'general.architecture' is {short(arch)}; expected a name such as 'llama'")
+    if arch in _CACHELESS:
+        raise GeometryError(
+            f"{where}: field 'general.architecture' is {arch!r}, which keeps no KV cache; admission by slots only"
+        )
     if arch == "clip":
         raise GeometryError(
             f"{where}: field 'general.architecture' is 'clip', an image projector; name the model's file"
@@ -177,8 +187,6 @@ def _windows(meta: _Meta, arch: str, layers: int) -> list[tuple[LayerKind, int]]
 
 
 def _recurrent(meta: _Meta, arch: str, layers: int, kv_heads: Sequence[int]) -> list[bool]:
-    if arch in ("mamba", "mamba2", "rwkv6", "rwkv7"):
-        raise meta.fault("attention.head_count_kv", f"architecture {arch!r} keeps no KV cache; admission by slots only")
     has_state = meta.raw("ssm.conv_kernel") is not None or meta.raw("shortconv.l_cache") is not None
     if not has_state:
         return [False] * layers

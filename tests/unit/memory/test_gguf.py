@@ -190,6 +190,8 @@ ODD: Mapping[str, tuple[str, Mapping[str, object], str]] = {
     "values without width": ("llama", {"attention.key_length": 64, "attention.value_length": 0}, "v dim 0"),
     "an architecture that is no name": ("ll\nama", {}, "general.architecture"),
     "an image projector": ("clip", {}, "image projector"),
+    "an encoder": ("nomic-bert", {}, "keeps no KV cache"),
+    "recurrent layers alone": ("rwkv7", {}, "keeps no KV cache"),
 }  # fmt: skip
 
 
