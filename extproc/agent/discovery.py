@@ -26,6 +26,8 @@ from extproc.modelset import ModelSet
 
 log = logging.getLogger("kvgate.agent")
 
+#: Host and port of a URL.
+Place = tuple[str, int]
 #: How often a name is resolved again.
 RESOLVE_EVERY_S = 10.0
 #: Longest a lookup may take.
@@ -150,13 +152,14 @@ class Static:
 class WatchedFile:
     """The configuration file itself: read again when it changes; a broken edit keeps what was there.
 
-    Compared by modification time, size and inode, which also sees a Kubernetes ConfigMap's symlink swap.
+    Compared by times, size and inode, which also sees a Kubernetes ConfigMap's symlink swap and a change of permissions.
     """
 
     def __init__(self, path: str | Path, first: Config | None = None, *, only: frozenset[str] = frozenset()) -> None:
         self._path = Path(path)
         self._only = only
-        self._stamp = self._look()
+        # ``first`` was read some time ago; the first round looks whether that is still what the file says.
+        self._stamp = self._look() if first is None else None
         self._endpoints = self._chosen(first if first is not None else load(path))
         self._health = "ok"
 
@@ -165,6 +168,7 @@ class WatchedFile:
         stamp = self._look()
         if stamp is None:
             self._health = f"{self._path}: cannot be read; the last list stays in use"
+            self._stamp = None  # it may come back as it was
         elif stamp != self._stamp:
             self._stamp = stamp
             try:
@@ -184,12 +188,12 @@ class WatchedFile:
     def _chosen(self, config: Config) -> tuple[Endpoint, ...]:
         return tuple(e for e in endpoints_of(config) if not self._only or e.replica in self._only)
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _look(self) -> tuple[int, int, int, int] | None:
         try:
             found = self._path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -221,42 +225,77 @@ class Dns:
         self._source = source
         self._lookup = lookup
         self._now_s = now_s
-        self._known: dict[tuple[str, int], tuple[float, Sequence[str]]] = {}
-        self._problem: str | None = None
+        self._known: dict[Place, tuple[float, Sequence[str]]] = {}
+        self._asked: dict[Place, asyncio.Future[Sequence[str]]] = {}
+        self._late: set[Place] = set()
+        self._problems: dict[Place, str] = {}
 
     async def endpoints(self) -> Sequence[Endpoint]:
         """The source's endpoints, those to be discovered replaced by what was found."""
+        listed = [(endpoint, _place(endpoint)) for endpoint in await self._source.endpoints()]
+        await self._look_up({place for endpoint, place in listed if endpoint.discover})
         expanded: list[Endpoint] = []
-        self._problem = None
-        for endpoint in await self._source.endpoints():
+        for endpoint, place in listed:
             if not endpoint.discover:
                 expanded.append(endpoint)
                 continue
-            host = urlsplit(endpoint.url).hostname or ""
+            _, addresses = self._known.get(place, (0.0, ()))
             expanded += [
                 replace(endpoint, replica=member(endpoint.replica, address), address=address, discover=False)
-                for address in await self._addresses(host, port_of(endpoint.url))
+                for address in addresses
             ]
         return expanded
 
     def health(self) -> str:
-        """ok, the name that does not resolve, or the source's own trouble."""
-        return self._problem or self._source.health()
+        """ok, the names that do not resolve, or the source's own trouble."""
+        return "; ".join(self._problems.values()) or self._source.health()
 
     async def close(self) -> None:
-        """Close the source."""
+        """Close the source; a lookup that hangs is left to its thread."""
+        for task in self._asked.values():
+            task.cancel()
         await self._source.close()
 
-    async def _addresses(self, host: str, port: int) -> Sequence[str]:
-        at_s, known = self._known.get((host, port), (float("-inf"), ()))
-        if self._now_s() - at_s < RESOLVE_EVERY_S:
-            return known
+    async def _look_up(self, places: set[Place]) -> None:
+        """Ask for names whose addresses are old, side by side, and take what has come.
+
+        A resolver that hangs is waited for once and never asked twice at a time: rounds must go on for all others.
+        """
+        self._problems = {place: problem for place, problem in self._problems.items() if place in places}
+        waited: list[asyncio.Future[Sequence[str]]] = []
+        for place in sorted(places):
+            at_s, _ = self._known.get(place, (float("-inf"), ()))
+            if place not in self._asked and self._now_s() - at_s >= RESOLVE_EVERY_S:
+                self._asked[place] = asyncio.ensure_future(self._lookup(*place))
+                waited += [] if place in self._late else [self._asked[place]]
+        if waited:
+            await asyncio.wait(waited, timeout=RESOLVE_TIMEOUT_S)
+        else:
+            await asyncio.sleep(0)
+        for place, task in list(self._asked.items()):
+            if task.done():
+                del self._asked[place]
+                self._late.discard(place)
+                self._take(place, task)
+            else:
+                self._late.add(place)
+                self._problem(place)
+
+    def _take(self, place: Place, task: asyncio.Future[Sequence[str]]) -> None:
         try:
-            async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-                found = await self._lookup(host, port)
-        except (OSError, TimeoutError):
-            kept = "its last addresses stay in use" if known else "nothing is known of it"
-            self._problem = f"{host} does not resolve; {kept}"
-            return known
-        self._known[(host, port)] = (self._now_s(), tuple(found))
-        return tuple(found)
+            found = tuple(dict.fromkeys(task.result()))
+        except (OSError, ValueError):  # ValueError: no name that a resolver takes
+            found = ()
+        if found:
+            self._known[place] = (self._now_s(), found)
+            self._problems.pop(place, None)
+        else:
+            self._problem(place)
+
+    def _problem(self, place: Place) -> None:
+        kept = "its last addresses stay in use" if place in self._known else "nothing is known of it"
+        self._problems[place] = f"{place[0]} does not resolve; {kept}"
+
+
+def _place(endpoint: Endpoint) -> Place:
+    return urlsplit(endpoint.url).hostname or "", port_of(endpoint.url)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 from urllib.parse import urlsplit
 
 from extproc.errors import DependencyDown
@@ -20,6 +22,8 @@ from extproc.errors import DependencyDown
 #: vLLM's /metrics is 67 kB, llama.cpp's /props some 20 kB; more than this is not an answer we asked for.
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 32 * 1024
+#: Interim answers (100, 103) before the final one; more is a server that never answers.
+MAX_INTERIM = 16
 
 
 class Cause(StrEnum):
@@ -87,6 +91,7 @@ class Client:
         self._tls: ssl.SSLContext | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._lookup: asyncio.Future[Any] | None = None
 
     async def get(self, path: str, timeout_s: float) -> Response:
         """The answer to ``GET path``; ``Unreachable`` after ``timeout_s`` at the latest."""
@@ -105,6 +110,8 @@ class Client:
 
     async def close(self) -> None:
         """Close the kept connection."""
+        if self._lookup is not None:
+            self._lookup.cancel()
         writer = self._writer
         self._drop()
         if writer is not None:
@@ -119,7 +126,7 @@ class Client:
     async def _exchange(self, path: str) -> Response:
         try:
             reader, writer = await self._connection()
-            head = f"GET {self._prefix}{path} HTTP/1.1\r\nHost: {self._authority}\r\nAccept: */*\r\nUser-Agent: kvgate-agent\r\n\r\n"
+            head = f"GET {self._prefix}{path} HTTP/1.1\r\nHost: {self._authority}\r\nAccept: */*\r\nAccept-Encoding: identity\r\nUser-Agent: kvgate-agent\r\n\r\n"
             writer.write(head.encode("latin-1"))
             await writer.drain()
             response, keep = await _read(reader)
@@ -149,9 +156,8 @@ class Client:
         """
         if self._secure and self._tls is None:
             self._tls = self._trust.context()
-        found = await asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         failures: list[OSError] = []
-        for address in dict.fromkeys(str(entry[4][0]) for entry in found):
+        for address in await self._addresses():
             try:
                 return await asyncio.open_connection(
                     address,
@@ -163,6 +169,36 @@ class Client:
             except OSError as error:
                 failures.append(error)
         raise next((error for error in failures if not isinstance(error, ConnectionRefusedError)), failures[0])
+
+    async def _addresses(self) -> list[str]:
+        """The host's addresses.
+
+        A lookup that hangs holds a thread of the loop's pool for as long as the resolver likes, which no deadline of
+        ours ends: there is never a second one for the same engine, and an address needs none.
+        """
+        if is_address(self._host):
+            return [self._host]
+        if self._lookup is None:
+            loop = asyncio.get_running_loop()
+            self._lookup = asyncio.ensure_future(loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM))
+        lookup = self._lookup
+        try:
+            found = await asyncio.shield(lookup)
+        finally:
+            if lookup.done():
+                self._lookup = None
+        if not found:
+            raise Unreachable(Cause.NAME)
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def is_address(host: str) -> bool:
+    """Whether ``host`` is an IP address, IPv6 without brackets, and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _translate(error: Exception) -> Unreachable | None:
@@ -188,16 +224,11 @@ def _translate(error: Exception) -> Unreachable | None:
 
 
 async def _read(reader: asyncio.StreamReader) -> tuple[Response, bool]:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    first, *lines = head[:-4].split("\r\n")
-    version, _, rest = first.partition(" ")
-    if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-        raise Unreachable(Cause.PROTOCOL, "no HTTP/1.1 status line")
-    status = int(rest[:3])
-    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    version, status, headers = await _head(reader)
     keep = version == "HTTP/1.1" and "close" not in headers.get("connection", "").lower()
-    if status < 200:  # an interim answer has no body; the final one follows
-        return await _read(reader)
+    coding = headers.get("content-encoding", "identity").lower()
+    if coding != "identity":
+        raise Unreachable(Cause.PROTOCOL, f"Content-Encoding {coding[:20]!r}, which was not asked for")
     if status in (204, 304):
         return Response(status, headers, b""), keep
     if "chunked" in headers.get("transfer-encoding", "").lower():
@@ -215,6 +246,20 @@ async def _read(reader: asyncio.StreamReader) -> tuple[Response, bool]:
         if len(body) > MAX_BODY_BYTES:
             raise Unreachable(Cause.TOO_LARGE)
     return Response(status, headers, bytes(body)), False
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[str, int, dict[str, str]]:
+    """Version, status and headers of the final answer; interim ones have no body and are passed over."""
+    for _ in range(MAX_INTERIM):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = head[:-4].split("\r\n")
+        version, _, rest = first.partition(" ")
+        if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+            raise Unreachable(Cause.PROTOCOL, "no HTTP/1.1 status line")
+        if (status := int(rest[:3])) >= 200:
+            fields = (line.partition(":") for line in lines)
+            return version, status, {name.strip().lower(): value.strip() for name, _, value in fields}
+    raise Unreachable(Cause.PROTOCOL, "nothing but interim answers")
 
 
 async def _chunks(reader: asyncio.StreamReader) -> bytes:

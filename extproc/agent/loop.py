@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from extproc.agent import alarms
 from extproc.agent.devices.base import DeviceReader
@@ -177,9 +177,9 @@ class Agent:
         present = {endpoint.replica: endpoint for endpoint in endpoints}
         for name, endpoint in present.items():
             known = self._watched.get(name)
-            if known is not None and known.endpoint != endpoint and known.endpoint.url == endpoint.url:
+            if known is not None and _same_engine(known.endpoint, endpoint):
                 known.endpoint, known.watch.hints = endpoint, endpoint.hints
-            elif known is None or known.endpoint != endpoint:
+            else:
                 if known is not None:
                     self._forget(name)
                 self._watched[name] = self._take_up(endpoint)
@@ -227,7 +227,11 @@ class Agent:
             )
             if watched.task is not None and watched.task.done():
                 task, watched.task = watched.task, None
-                watched.watch.observe(task.result(), offset_s=offset_s, wall_s=wall_s)
+                try:
+                    watched.watch.observe(task.result(), offset_s=offset_s, wall_s=wall_s)
+                except Exception as error:  # outer border of one replica: the others are published all the same
+                    watched.watch.unreadable(error)
+                    log.exception("replica %s: its answers cannot be read", watched.watch.origin.replica)
                 reading = watched.watch.reading
                 if reading is not None and reading.closed_for_s is not None:  # it asked not to be asked before then
                     watched.due_mono_s = max(watched.due_mono_s, now_s + reading.closed_for_s)
@@ -299,6 +303,11 @@ class Agent:
         else:
             log.info("replica %s: back", watch.origin.replica)
         watched.logged = (trouble, now)
+
+
+def _same_engine(known: Endpoint, now: Endpoint) -> bool:
+    """Whether both are one engine reached in one way: what else the file says of it may change while it is watched."""
+    return replace(known, hints=now.hints, devices=now.devices) == now
 
 
 async def _stop(watched: _Watched) -> None:

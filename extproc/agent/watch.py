@@ -137,6 +137,13 @@ class ReplicaWatch:
         self._settle(self._judge(reading, scrape.end_mono_s))
         self._gone_at = None
 
+    def unreadable(self, error: Exception) -> None:
+        """An answer that our reader stumbled over: what it says is not known."""
+        self.failures += 1
+        self.cause = f"unreadable: {type(error).__name__}"
+        self._good, self._trusted, self._state = 0, False, ReplicaState.UNKNOWN
+        self._due.clear()
+
     def report(self, *, mono_s: float, offset_s: float) -> ReplicaReport:
         """The report to publish now; scrape times are those of the last scrape that succeeded."""
         reading = self.reading or Reading(Availability.STARTING)
@@ -219,7 +226,7 @@ class ReplicaWatch:
         flat_s = self._flat_for(reading, mono_s)
         if state is not ReplicaState.READY:
             return state
-        if reading.missing or self._several():
+        if reading.missing or self._several() or (reading.capacity_blocks == 0 and not self.engine.outside):
             return ReplicaState.UNKNOWN
         limit_s = WEDGED_QUEUE_S if reading.running == 0 else reading.wedged_after_s or WEDGED_S
         return ReplicaState.WEDGED if flat_s is not None and flat_s >= limit_s else ReplicaState.READY

@@ -67,7 +67,9 @@ class Nvml:
         self._meminfo_path = meminfo_path
         self._started = False
         self._no_v2: set[str] = set()
-        self._uuids: dict[int, str] = {}
+        self._cards: dict[int, Sequence[DeviceReading]] = {}
+        self._slots: dict[tuple[str, int], str] = {}
+        self._seen: dict[str, DeviceReading] = {}
 
     def read(self) -> Sequence[DeviceReading]:
         """Every card and slice; ``SourceDown`` where NVML itself does not work."""
@@ -77,15 +79,26 @@ class Nvml:
         except pynvml.NVMLError as error:
             self.close()
             raise SourceDown(LIBRARY_ERRORS.get(error.value, f"nvml_unavailable: {error}")) from error
-        if cards == 0 and self._uuids:
+        if cards == 0 and self._seen:
             raise SourceDown("nvml_unavailable: every device vanished")
         readings: list[DeviceReading] = []
         for index in range(cards):
             readings += self._card(index)
-        if readings and all(reading.state is DeviceState.UNKNOWN for reading in readings) and self._uuids:
+        if readings and all(reading.state is DeviceState.UNKNOWN for reading in readings):
             # A daemon-reload on the host breaks every handle of a container at once; a new start may mend it.
-            self.close()
-        return readings
+            if self._seen:
+                self.close()
+            return readings
+        self._seen |= {reading.uuid: reading for reading in readings}
+        return [*readings, *self._vanished({reading.uuid for reading in readings})]
+
+    def _vanished(self, there: set[str]) -> list[DeviceReading]:
+        """What was there and is no longer listed while others are: a card off the bus, a slice of another partition."""
+        return [
+            DeviceReading(uuid, DeviceState.LOST, known.name, parent=known.parent, notes=("nvml: no longer listed",))
+            for uuid, known in self._seen.items()
+            if uuid not in there
+        ]
 
     def close(self) -> None:
         """Shut NVML down; the next read starts it again."""
@@ -106,26 +119,43 @@ class Nvml:
     def _card(self, index: int) -> list[DeviceReading]:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = self._uuids[index] = _text(pynvml.nvmlDeviceGetUUID(handle))
+            uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
         except pynvml.NVMLError as error:
-            known = self._uuids.get(index)
-            return [_failed(known, error)] if known else []
+            # With the card go all its slices.
+            return [_failed(known.uuid, error, known.name, known.parent) for known in self._cards.get(index, ())]
         name = _optional(lambda: _text(pynvml.nvmlDeviceGetName(handle))) or ""
-        mig = _optional(lambda: pynvml.nvmlDeviceGetMigMode(handle))
-        if mig and mig[0] == 1:
-            return [*self._slices(handle, uuid, name)]
-        return [self._device(handle, uuid, name)]
+        try:
+            found = (
+                self._slices(handle, uuid, name) if self._sliced(handle, uuid) else [self._device(handle, uuid, name)]
+            )
+        except pynvml.NVMLError as error:
+            found = [_failed(known, error, name, uuid) for (card, _), known in self._slots.items() if card == uuid]
+        self._cards[index] = found
+        return found
+
+    def _sliced(self, handle: Any, uuid: str) -> bool:
+        """Whether the card is in MIG mode; NVMLError where one that had slices does not tell."""
+        try:
+            return bool(pynvml.nvmlDeviceGetMigMode(handle)[0] == 1)
+        except pynvml.NVMLError:
+            if any(card == uuid for card, _ in self._slots):
+                raise
+            return False
 
     def _slices(self, handle: Any, parent: str, name: str) -> list[DeviceReading]:
         """The MIG slices of a card; the parent's sums are nobody's headroom and are not reported."""
         found: list[DeviceReading] = []
-        most = _optional(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
-        for index in range(most):
+        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             try:
                 slice_handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-                uuid = _text(pynvml.nvmlDeviceGetUUID(slice_handle))
-            except pynvml.NVMLError:
-                continue  # slots without a slice answer "not found"
+                uuid = self._slots[parent, index] = _text(pynvml.nvmlDeviceGetUUID(slice_handle))
+            except pynvml.NVMLError as error:
+                known = self._slots.get((parent, index))
+                if error.value == pynvml.NVML_ERROR_NOT_FOUND:  # a slot without a slice
+                    self._slots.pop((parent, index), None)
+                elif known is not None:
+                    found.append(_failed(known, error, name, parent))
+                continue
             found.append(self._device(slice_handle, uuid, name, parent=parent))
         return found
 

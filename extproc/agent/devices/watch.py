@@ -7,6 +7,7 @@ devices turn unknown; nobody waits for it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ from dataclasses import dataclass, replace
 
 from extproc.agent.devices.base import DeviceReading, DeviceSource, DeviceState, SourceDown
 from extproc.ledger.base import DeviceReport
+
+log = logging.getLogger("kvgate.agent")
 
 #: Good readings in a row before a device that was lost or unknown is believed again.
 RECOVERY_READINGS = 3
@@ -68,6 +71,10 @@ class DeviceWatch:
             except SourceDown as error:
                 # A source that never worked is hardware that is not there.
                 running.trouble = f"{running.source.name}: {error}" if running.ever else None
+                continue
+            except Exception as error:  # outer border of a vendor's library: engines and other devices go on
+                running.trouble = f"{running.source.name}: failed: {type(error).__name__}"
+                log.exception("device source %s failed", running.source.name)
                 continue
             running.trouble, running.ever = None, running.ever or bool(readings)
             self.take(readings, time.monotonic())

@@ -229,13 +229,9 @@ def total(exposition: Exposition, names: Sequence[str], **where: str) -> float |
             if all(sample.labels.get(key) == value for key, value in where.items())
         ]
         if series:
-            value = math.fsum(sample.value for sample in series) if all(map(_finite, series)) else math.nan
-            return value if math.isfinite(value) and value >= 0 else None
+            value = added(*(sample.value for sample in series))
+            return value if value is not None and value >= 0 else None
     return None
-
-
-def _finite(sample: Sample) -> bool:
-    return math.isfinite(sample.value)
 
 
 def count(value: float | None) -> int | None:
@@ -262,7 +258,7 @@ def number(value: Any) -> float | None:
         return None
     try:
         parsed = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return parsed if math.isfinite(parsed) and 0 <= parsed <= ABSURD else None
 
@@ -280,9 +276,10 @@ def dig(value: Any, *path: str | int) -> Any:
 
 
 def added(*values: float | None) -> float | None:
-    """The sum of those that are there; None where none is."""
+    """The sum of those that are there; None where none is, or the sum is not finite."""
     there = [value for value in values if value is not None]
-    return math.fsum(there) if there else None
+    value = float(sum(there)) if there else math.nan  # fsum raises where this is infinite
+    return value if math.isfinite(value) else None
 
 
 def ok(answer: Answer | None) -> bool:

@@ -22,6 +22,7 @@ from extproc.agent.engines.base import (
     added,
     count,
     dig,
+    number,
     ok,
     total,
     whole,
@@ -110,8 +111,8 @@ def _work(exposition: Exposition, slots: list[Any] | None) -> tuple[int | None, 
 
 
 def _availability(health: Answer | None, props: Any) -> Availability:
-    if health is None:
-        return Availability.UNHEALTHY
+    if health is None or (health.body.strip() and health.json() is None):
+        return Availability.UNHEALTHY  # a page, so something else answers there
     if health.status == 503 and dig(health.json(), "error", "message") == "Loading model":
         return Availability.STARTING
     if not ok(health):
@@ -126,7 +127,7 @@ def _counters(exposition: Exposition, slots: list[Any] | None) -> Counters:
     # tokens_predicted_total moves only when a request ends; decode calls and the slots' own figures move at once.
     decoded = [dig(slot, "next_token", 0, "n_decoded") or 0 for slot in slots or ()]
     prefilled = [dig(slot, "n_prompt_tokens_processed") or 0 for slot in slots or ()]
-    live = [float(value) for value in decoded + prefilled if isinstance(value, int)]
+    live = [number(value) for value in decoded + prefilled]
     computed, cached = series("prompt_tokens_total"), series("prompt_tokens_cached_total")
     return Counters(
         prompt_tokens=added(computed, cached),

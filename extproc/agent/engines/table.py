@@ -190,7 +190,8 @@ class TableEngine:
         found: dict[str, float | None] = {}
         for name, signal in {**self.row.counters, **self.row.progress_signals}.items():
             groups = self._first_name(exposition, signal)
-            found[name] = math.fsum(groups.values()) if groups else None
+            value = added(*groups.values())
+            found[name] = value if value is not None and value >= 0 else None
         progress = added(*(found.get(name) for name in self.row.progress))
         if progress is None:
             # A gauge among these may fall while a counter rises: unequal weights keep the sum from standing still.

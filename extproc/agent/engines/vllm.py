@@ -130,10 +130,7 @@ class Vllm:
         metrics = answers.get("/metrics")
         exposition = parse(metrics.text(), WANTED) if metrics is not None and ok(metrics) else Exposition()
         max_model_tokens, served = _model(answers.get("/v1/models"), hints)
-        pools = {
-            sample.labels.get("engine", ""): _pool(sample.labels, max_model_tokens, hints)
-            for sample in exposition.get(normalise(CONFIG))
-        }
+        pools = _pools(exposition, max_model_tokens, hints)
         usage_samples, usage_name = USAGE.samples(exposition)
         running_samples, running_name = RUNNING.samples(exposition)
         waiting_samples, _ = WAITING.samples(exposition)
@@ -187,6 +184,21 @@ def _model(answer: Answer | None, hints: Hints) -> tuple[int | None, bool]:
     wanted = [card for card in cards if hints.served_model in (None, dig(card, "id"))]
     lengths = [length for card in wanted or cards if (length := whole(dig(card, "max_model_len"))) is not None]
     return (min(lengths) if lengths else hints.max_model_tokens), bool(wanted)
+
+
+def _pools(exposition: Exposition, max_model_tokens: int | None, hints: Hints) -> dict[str, Pool]:
+    """Every engine's pool by its label; of several series for one engine (a size that was told later) the smallest known."""
+    pools: dict[str, Pool] = {}
+    for sample in exposition.get(normalise(CONFIG)):
+        label, pool = sample.labels.get("engine", ""), _pool(sample.labels, max_model_tokens, hints)
+        known = pools.get(label)
+        if known is None or known.blocks is None or (pool.blocks is not None and _tokens(pool) < _tokens(known)):
+            pools[label] = pool
+    return pools
+
+
+def _tokens(pool: Pool) -> int:
+    return (pool.blocks or 0) * pool.block_tokens
 
 
 def _pool(labels: Mapping[str, str], max_model_tokens: int | None, hints: Hints) -> Pool:
@@ -257,7 +269,9 @@ def _views(
     swapped: Mapping[str, float],
 ) -> tuple[PoolView, ...]:
     """Every engine of the server; V0 wrote no engine label on the configuration and none on gauges."""
-    labels = sorted(set(usage) | set(running) | set(waiting)) or sorted(pools)
+    shown = set(usage) | set(running) | set(waiting)
+    # An engine that is named but shows nothing is unknown, not absent.
+    labels = sorted(shown | set(pools) if len(pools) > 1 or not shown else shown)
     only = next(iter(pools.values())) if len(pools) == 1 else None
     views = []
     for label in labels:

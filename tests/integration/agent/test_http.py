@@ -168,3 +168,57 @@ async def test_a_name_with_two_addresses_is_refused_only_by_both() -> None:
     assert caught.value.cause is Cause.REFUSED
     async with server(sends(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")) as url:
         assert await get(url.replace("127.0.0.1", "localhost")) == (200, b"abc")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n\x1f\x8b\x08",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: br, gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 3000,
+        b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n",
+    ],
+    ids=["gzip", "two codings", "interim answers for ever", "superscript"],
+)
+async def test_what_was_not_asked_for_is_no_answer(answer: bytes) -> None:
+    """Codings that the request did not offer, answers that never become final, numbers that are none."""
+    async with server(sends(answer)) as url:
+        with pytest.raises(Unreachable) as caught:
+            await get(url)
+    assert caught.value.cause is Cause.PROTOCOL
+
+
+async def test_a_coding_that_changes_nothing_is_read() -> None:
+    """Some proxies name it."""
+    async with server(sends(b"HTTP/1.1 200 OK\r\nContent-Encoding: identity\r\nContent-Length: 3\r\n\r\nabc")) as url:
+        assert await get(url) == (200, b"abc")
+
+
+async def test_a_resolver_that_hangs_is_asked_once_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No deadline ends its thread, and the pool of threads is everybody's; what has an address needs none of them."""
+    asked: list[str] = []
+    answered = asyncio.Event()
+
+    async def hanging(host: str, *_: object, **__: object) -> list[object]:
+        asked.append(host)
+        await answered.wait()
+        return []
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", hanging)
+    client = Client("http://engine.test:8000")
+    causes = []
+    for _ in range(3):
+        with pytest.raises(Unreachable) as caught:
+            await client.get("/metrics", 0.02)
+        causes.append(caught.value.cause)
+    async with server(sends(b"HTTP/1.1 204 No Content\r\n\r\n")) as url:
+        numeric = await get(url)
+    answered.set()
+    with pytest.raises(Unreachable) as caught:
+        await client.get("/metrics", ANSWERED_S)
+    await client.close()
+
+    assert causes == [Cause.TIMEOUT] * 3
+    assert asked == ["engine.test"]
+    assert numeric == (204, b"")
+    assert caught.value.cause is Cause.NAME  # a resolver that finds nothing

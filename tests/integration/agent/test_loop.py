@@ -16,6 +16,8 @@ from extproc.agent.admin import routes
 from extproc.agent.devices.base import DeviceReading, DeviceState, ProcessUse
 from extproc.agent.devices.watch import DeviceWatch
 from extproc.agent.discovery import Endpoint, Static
+from extproc.agent.engines.base import Endpoint as EngineEndpoint
+from extproc.agent.engines.base import Reading
 from extproc.agent.exposition import parse
 from extproc.agent.loop import Agent, Settings
 from extproc.errors import LedgerDown
@@ -404,3 +406,56 @@ async def test_the_beat_is_kept_and_late_rounds_do_not_pile_up() -> None:
     after = [at_s - running.began_s[1] for at_s in running.began_s[1:]]
     assert all(number <= at_s / SETTINGS.interval_s + 1 for number, at_s in enumerate(after))
     assert running.watches == []
+
+
+class Stumbling:
+    """A row whose reader meets what nobody thought of."""
+
+    name = "tgi"
+    outside = False
+    endpoints = (EngineEndpoint("/health"),)
+
+    def read(self, _answers: object, _hints: object) -> Reading:
+        """Raise, as a reader must not."""
+        raise LookupError("a surprise")
+
+
+async def test_an_answer_that_cannot_be_read_blinds_one_replica_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is unknown with its cause; all others are published in every round."""
+    monkeypatch.setitem(loop.ENGINES, "tgi", Stumbling())  # type: ignore[index]
+    ledger = InMemoryLedger(time.monotonic)
+    async with (
+        emulated(2) as [good, bad],
+        agent(ledger, endpoint(bad, "bad", "tgi"), endpoint(good, "good")) as running,
+    ):
+        for _ in range(2):
+            await running.round()
+        seen = {report.replica: report.state.value for report in running.published}
+        causes = {watch.origin.replica: watch.cause for watch in running.watches}
+    assert seen == {"bad": "unknown", "good": "ready"}
+    assert causes == {"bad": "unreadable: LookupError", "good": None}
+
+
+async def test_another_engine_under_the_same_url_is_watched_as_what_it_is() -> None:
+    """Kind, target and way may change in the file; the row, the name in reports and the connection follow."""
+
+    class Changing(Static):
+        """A list that the test replaces."""
+
+        def put(self, *endpoints: Endpoint) -> None:
+            """Replace the list."""
+            self._endpoints = endpoints
+
+    ledger = InMemoryLedger(time.monotonic)
+    async with emulated(personality="llamacpp") as [engine]:
+        listed = endpoint(engine, "a", "vllm")
+        discovery = Changing([listed])
+        running = Agent(ledger, discovery, DeviceWatch([]), SETTINGS)
+        await running.round()
+        before = [(report.engine, report.target, report.state.value) for report in running.published]
+        discovery.put(replace(listed, engine="llamacpp", target="other"))
+        await running.round()
+        after = [(report.engine, report.target, report.state.value) for report in running.published]
+        await running.close()
+    assert before == [("vllm", "t", "unknown")]
+    assert after == [("llamacpp", "other", "ready")]

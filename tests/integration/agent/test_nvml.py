@@ -88,6 +88,50 @@ def test_slices_are_devices_and_the_parent_is_not(stub: Stub) -> None:
     assert {read[uuid]["utilisation"] for uuid in SLICES} == {None}
 
 
+@pytest.mark.parametrize(("error", "state"), [(15, "lost"), (999, "unknown"), (4, "unknown")])
+def test_a_sliced_card_takes_its_slices_along(stub: Stub, error: int, state: str) -> None:
+    """What ails the card ails every slice of it, and no other card (f07, f11)."""
+    slices = [line(uuid, total=4864, used=64, reserved=0, parent=A) for uuid in SLICES]
+    stub.put(line(A, mig=1), line(B), *slices)
+    stub.read()
+    stub.put(line(A, mig=1, err=error), line(B), *slices)
+    read = stub.read()
+    assert {uuid: read[uuid]["state"] for uuid in read} == dict.fromkeys(SLICES, state) | {B: "ok"}
+    assert {read[uuid]["free_bytes"] for uuid in SLICES} == {None}
+
+
+@pytest.mark.parametrize(("error", "state"), [(15, "lost"), (999, "unknown")])
+def test_a_slice_that_fails_is_told_and_alone(stub: Stub, error: int, state: str) -> None:
+    """It does not drop out of the list in silence."""
+    slices = [line(uuid, total=4864, used=64, reserved=0, parent=A) for uuid in SLICES]
+    stub.put(line(A, mig=1), *slices)
+    stub.read()
+    stub.put(line(A, mig=1), line(SLICES[0], total=4864, used=64, reserved=0, parent=A, err=error), *slices[1:])
+    read = stub.read()
+    assert [read[uuid]["state"] for uuid in SLICES] == [state, "ok", "ok"]
+
+
+def test_what_is_no_longer_listed_is_lost_and_comes_back(stub: Stub) -> None:
+    """A card off the bus makes the list shorter and shifts the others; a slice of another partition is gone."""
+    stub.put(line(A), line(B, used=2000))
+    stub.read()
+    stub.put(line(B, used=3000))
+    read = stub.read()
+    assert (read[A]["state"], read[A]["free_bytes"]) == ("lost", None)
+    assert (read[B]["state"], read[B]["used_bytes"]) == ("ok", 3000 * MIB)
+    stub.put(line(A), line(B))
+    assert {uuid: device["state"] for uuid, device in stub.read().items()} == {A: "ok", B: "ok"}
+
+
+def test_a_library_in_trouble_loses_nothing(stub: Stub) -> None:
+    """Where no card can be read, one that is not listed proves nothing."""
+    stub.put(line(A), line(B))
+    stub.read()
+    stub.put(line(A, err=999))
+    read = stub.read()
+    assert {uuid: device["state"] for uuid, device in read.items()} == {A: "unknown"}
+
+
 @pytest.mark.parametrize("v2_error", [0, 3])
 def test_unified_parts_show_what_the_host_can_give(stub: Stub, v2_error: int) -> None:
     """GB10: MemAvailable less what the host keeps, whether its driver refuses or answers nonsense (f01, f02)."""

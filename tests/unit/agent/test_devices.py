@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -269,3 +270,24 @@ def test_declared_limits_are_read_from_the_environment(tmp_path: Path) -> None:
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "environ").write_bytes(environment)
     assert declared_bytes([1, 2, 3, 4], tmp_path) == {1: 16000 * MIB, 2: 2 * GIB}
+
+
+class Surprising(Working):
+    """A library that raises what it never documented."""
+
+    name = "surprising"
+
+    def read(self) -> list[DeviceReading]:
+        """Raise."""
+        raise AttributeError("no such symbol")
+
+
+async def test_a_library_that_surprises_is_named_and_alone() -> None:
+    """The round goes on, and devices of other libraries are read."""
+    watch = DeviceWatch([Surprising(), Working()])
+    await watch.read(60.0)
+    seen = {device.uuid: device.state.value for device in watch.readings(time.monotonic())}
+    health = watch.health()
+    watch.close()
+    assert list(seen.values()) == ["ok"]
+    assert health == "surprising: failed: AttributeError"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -237,3 +238,63 @@ def test_trtllm_serve_shows_by_its_blocks_that_it_moves() -> None:
     """It counts no iterations: blocks that grow, and one answer that ends as another grows, are both movement."""
     assert trtllm(10, 5) == trtllm(10, 5) is not None
     assert len({trtllm(10, 5), trtllm(11, 5), trtllm(9, 6), trtllm(10, 6)}) == 4
+
+
+@pytest.mark.parametrize("value", ["1.7e308", "-1.7e308", "NaN", "+Inf", "9" * 400])
+@pytest.mark.parametrize(
+    "series",
+    [
+        ("vllm", "vllm:prompt_tokens_total"),
+        ("vllm", "vllm:generation_tokens_total"),
+        ("vllm", "vllm:num_requests_running"),
+        ("sglang", "sglang:num_retracted_requests_total"),
+        ("sglang", "sglang:prompt_tokens_total"),
+        ("tgi", "tgi_batch_inference_count"),
+        ("llamacpp", "llamacpp:n_decode_total"),
+        ("trtllm", "trtllm_request_success_total"),
+    ],
+    ids=str,
+)
+def test_figures_that_no_engine_has_are_unknown(series: tuple[str, str], value: str) -> None:
+    """Several of them add up to what no float holds; it is told as unknown, and every figure told is a sane one."""
+    kind, name = series
+    body = "".join(f'{name}{{engine="{n}",dp_rank="{n}",model="{m}"}} {value}\n' for n in range(2) for m in "ab")
+    row = ENGINES[kind]
+    answers = {e.path: Answer(200, body.encode() if e.metrics else b"{}") for e in row.endpoints}
+    reading = row.read(answers, Hints())
+    figures = [reading.running, reading.waiting, *asdict(reading.counters).values()]
+    assert all(math.isfinite(figure) and figure >= 0 for figure in figures if figure is not None)
+
+
+def test_numbers_in_json_that_no_float_holds_are_unknown() -> None:
+    """A slot's figures may be any JSON number."""
+    slots = json.dumps([{"id": 0, "n_ctx": 4096, "is_processing": True, "n_prompt_tokens_processed": 10**400,
+                         "next_token": [{"n_decoded": 10**400}]}])  # fmt: skip
+    props = json.dumps({"total_slots": 10**400, "default_generation_settings": {"n_ctx": 4096}})
+    answers = {"/health": Answer(200), "/slots": Answer(200, slots.encode()), "/props": Answer(200, props.encode())}
+    reading = ENGINES["llamacpp"].read(answers, Hints())
+    assert (reading.capacity_blocks, reading.running, reading.counters.progress) == (4096, 1, None)
+
+
+@pytest.mark.parametrize("name", ["llamacpp", "ollama", "vllm", "sglang", "tgi"])
+def test_a_page_in_the_engines_place_is_no_engine(name: str) -> None:
+    """A proxy's or a portal's page with status 200, even where the operator states the pool."""
+    page = b"<!DOCTYPE html><html><body>Sign in</body></html>"
+    row = ENGINES[name]
+    reading = row.read({e.path: Answer(200, page) for e in row.endpoints}, Hints(kv_tokens=8192, max_sequences=4))
+    assert reading.availability == "unhealthy" or reading.missing
+
+
+def test_a_data_parallel_engine_that_shows_nothing_is_unknown() -> None:
+    """It is named by its configuration, so its room and its load are unknown, not absent."""
+    extra = 'vllm:cache_config_info{engine="1",block_size="16",num_gpu_blocks="1001"} 1\n'
+    reading = vllm_reading('engine="0",block_size="16",num_gpu_blocks="1001"', 8192, extra)
+    assert {"used", "running", "waiting"} <= set(reading.missing)
+
+
+@pytest.mark.parametrize("order", [("None", "1001"), ("1001", "None"), ("5001", "1001"), ("1001", "5001")])
+def test_of_several_sizes_for_one_engine_the_smallest_known_counts(order: tuple[str, str]) -> None:
+    """A size that was told late, or again, leaves the old series in place."""
+    extra = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{order[1]}",late="1"}} 1\n'
+    reading = vllm_reading(f'block_size="16",num_gpu_blocks="{order[0]}"', 8192, extra)
+    assert reading.capacity_blocks == 1000
