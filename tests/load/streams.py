@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -29,7 +30,7 @@ from tests.bench.bench_gateway import kvgate, new_pool, server
 from tests.bench.closed_loop import Client, Upstream
 from tests.load import work
 from tests.load.evidence import Report
-from tests.load.soak import resident_mib, trend
+from tests.load.soak import resident_mib
 from tests.support import envoy_process
 from tests.support.valkey import ValkeyServer
 
@@ -177,6 +178,17 @@ async def _measure(size: Size) -> tuple[_Clients, Samples, Samples]:
             left = await _played(clients, clients.leave, size.left, {"serve": pid})
     engine.close()
     return clients, asked, left
+
+
+def trend(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """Least-squares slope and twice its standard error; 0 for fewer than three points."""
+    if len(points) < 3:
+        return 0.0, 0.0
+    mean_x, mean_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
+    below = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / below
+    left = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
+    return slope, 2.0 * math.sqrt(left / (len(points) - 2) / below)
 
 
 def _late(samples: list[tuple[float, float]]) -> tuple[float, float]:
