@@ -75,9 +75,10 @@ _BARE_BASE64_CHARS = 256
 _JPEG_MAGIC = ("/9j/", "_9j_")
 _BASE64_MAGIC = (*_JPEG_MAGIC, "iVBORw0KGgo", "R0lGOD", "UklGR")
 
-#: The head of a data URI (RFC 2397) with a media type (RFC 6838 names) and base64 after it.
+#: The head of a data URI (RFC 2397) with a media type (RFC 6838 names) and base64 after it; clients leave out the
+#: subtype of pictures, sound and film.
 _DATA_URI_HEAD = re.compile(
-    r"data:[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*"
+    r"data:(?:image|audio|video|[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*)"
     r"(?:;[A-Za-z0-9!#$&^_.+-]+=[A-Za-z0-9!#$&^_.+-]+)*;base64,"
 )
 
@@ -301,7 +302,7 @@ def _is_base64(text: str, start: int) -> bool:
 def _take_media(text: str, gathered: Gathered) -> bool:
     """Record data found in a string field as a picture or an unknown file; True as the caller drops the text."""
     image = image_of(text)
-    if image.width is None and not text[:11].lower().startswith("data:image/"):
+    if image.width is None and not text.startswith(("data:image/", "data:image;")):
         gathered.unknown_parts += 1
         gathered.warn("data_uri_in_text_field")
     else:

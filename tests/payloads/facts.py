@@ -95,10 +95,11 @@ def _reserve(seen: Sighting) -> int:
     return int(seen.request is not None and seen.request.reserve)
 
 
-def _base(seen: Sighting) -> object:
-    """The model under an adapter's name, as names of adapters are made: BASE:ADAPTER, BASE@ADAPTER, BASE/ADAPTER."""
+def _base(expected: Any, seen: Sighting) -> tuple[object, bool]:
+    """The model under an adapter's name, as names of adapters are made: BASE:ADAPTER, BASE@ADAPTER, BASE/ADAPTER, BASE&ADAPTER."""
     model = seen.parsed.model if seen.parsed is not None else None
-    return re.split(r"[:@/]", model)[0] if model else REFUSED
+    rest = model.removeprefix(str(expected)) if model else REFUSED
+    return model or REFUSED, bool(model) and rest != model and rest[:1] in ("", ":", "@", "/", "&")
 
 
 def _strings(root: Any) -> Iterator[str]:
@@ -142,7 +143,6 @@ MEASURES: dict[str, Measure] = {
     "dialect": lambda s: s.parsed.dialect if s.parsed else REFUSED,
     "operation": _of_request("operation"),
     "model": lambda s: s.parsed.model if s.parsed else REFUSED,
-    "base": _base,
     "stream": _of_request("stream"),
     "sequences": _of_request("sequences"),
     "inputs": _of_request("sequences"),
@@ -316,6 +316,7 @@ def _json_bytes(expected: Any, seen: Sighting) -> tuple[object, bool]:
 #: fact -> a rule of its own.
 RULES: dict[str, Rule] = {
     "decision": _decision,
+    "base": _base,
     "text_tokens": _text_tokens,
     "text_tokens_about": _text_about,
     "text_tokens_lower_bound": lambda e, s: (_roles()(s), _roles()(s) >= e),

@@ -45,6 +45,7 @@ def cleaned(content: Any) -> tuple[Any, Gathered]:
         {"type": "image_url", "image_url": {"url": " DATA:image/png;BASE64," + PNG}},
         {"type": "picture", "payload": {"inner": [URI]}},
         {"type": "picture", "blob": PNG},
+        {"type": "picture", "blob": "data:image;base64," + PNG},
         {"type": "text", "text": URI},
         URI,
     ],
@@ -221,6 +222,8 @@ def test_what_is_no_data_uri(text: str) -> None:
         "data:image/svg+xml;charset=utf-8;base64,AAAA",
         "data:application/pdf;base64,JVBERi0x",
         "data:text/plain;base64,-_==",
+        "data:image;base64,/9j/4AAQ",
+        "data:audio;codecs=opus;base64,T2dn",
     ],
 )
 def test_what_is_a_data_uri(text: str) -> None:
