@@ -56,7 +56,7 @@ fuzz: $(VENV)/.dev $(FUZZ)/.ready ## Hypothesis machines with more examples, the
 bench: $(VENV)/.dev ## Added latency and CPU per request, ledger operations per second; writes docs/benchmarks.md
 	$(BIN)/python -m tests.bench $(ARGS)
 
-soak: $(VENV)/.dev ## Six minutes of a recorded trace at three times its speed: ledger at zero, memory flat
+soak: $(VENV)/.dev ## Six minutes of a recorded trace at three times its speed, three times: ledger at zero, memory flat
 	$(BIN)/python -m tests.load soak $(ARGS)
 
 load: $(VENV)/.dev ## One load scenario and its figures, as in `make load NAME=race ARGS=--publish` (docs/evidence.md)

@@ -25,7 +25,6 @@ from extproc.config.models import Config
 from extproc.counting import Counting
 from extproc.errors import ConfigError, LedgerDown
 from extproc.fleet import Fleet
-from extproc.heap import keep_trimmed
 from extproc.holding import Holding
 from extproc.learning import Learning
 from extproc.ledger.base import Ledger, LedgerSnapshot
@@ -141,7 +140,6 @@ class Runtime:
                 tasks.create_task(self.completion.reap()),
                 tasks.create_task(self._beat()),
                 tasks.create_task(self._keep_learning()),
-                tasks.create_task(keep_trimmed()),
             ]
             await stop.wait()
             self.gate.set(open_=True, wanted=False)

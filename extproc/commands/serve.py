@@ -79,6 +79,7 @@ def _serve(config: Config, args: argparse.Namespace, listen: str, admin: str) ->
             os.write(args.ready_fd, b"1")
             os.close(args.ready_fd)
 
+    heap.share_heaps()
     uvloop.run(serve(config, where=args.config, listen=listen, admin=admin, ready=ready))
 
 
