@@ -20,7 +20,7 @@ from extproc.memory.params import count_parameters
 #: Families whose latent attention engines unpack into ordinary heads.
 _UNPACKED_LATENT = frozenset({"minicpm3"})
 _SMELLS = re.compile(r"sliding|window|chunk|kv_|_kv|mamba|ssm|linear_att|linear_attn|conv_|compress|cross_att|recurrent|"
-                     r"layer_types|attn_type|attention_type|indexer|index_|share|sparse|global_att|retention")  # fmt: skip
+                     r"layer_types|attn_type|attention_type|indexer|index_|share|sparse|global_att|retention|mixer")  # fmt: skip
 _HARMLESS = frozenset(
     """
     num_key_value_heads num_kv_heads n_head_kv kv_channels use_sliding_window sliding_window max_window_layers qkv_bias
@@ -175,6 +175,10 @@ def _heads_and_dims(fields: Fields, kind: str, index: int) -> tuple[int, int, in
     if fields.model_type in _UNPACKED_LATENT:
         k_dim = fields.integer("qk_nope_head_dim", minimum=1) + fields.integer("qk_rope_head_dim", minimum=1)
     v_dim = fields.integer("v_head_dim", k_dim, minimum=1) if not fields.has("kv_lora_rank") else k_dim
+    if kind == "sliding" and fields.has("swa_num_key_value_heads"):
+        heads = fields.integer("swa_num_key_value_heads", minimum=1)
+        k_dim = fields.integer("swa_head_dim", k_dim, minimum=1)
+        v_dim = fields.integer("swa_v_head_dim", v_dim, minimum=1)
     if kind == "full" and fields.has("global_head_dim"):
         k_dim = v_dim = fields.integer("global_head_dim", minimum=1)
     if kind == "full" and fields.has("num_global_key_value_heads"):

@@ -17,7 +17,7 @@ _TEXT_KEYS = ("text_config", "llm_config", "language_config", "language_model_co
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads"),
-    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "num_attention_groups"),
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
     "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
     "intermediate_size": ("intermediate_size", "ffn_hidden_size", "n_inner"),

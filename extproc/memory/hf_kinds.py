@@ -40,7 +40,10 @@ FULL_EVERY: Mapping[str, int] = {
 }  # fmt: skip
 
 #: Families whose every file lists which layers slide.
-_LISTED = frozenset({"gemma4", "gemma4_text"})
+_LISTED = frozenset({"gemma4", "gemma4_text", "afmoe"})
+
+#: Families whose ``num_layers`` counts pairs of attention layers with a mixture of experts beside both.
+PAIRED = frozenset({"longcat_flash"})
 
 #: Families with nothing that the rules here do not read. Others must show no field that smells of a cache rule.
 KNOWN = SLIDING_ALL | SLIDING_SWITCHED | frozenset(FULL_EVERY) | frozenset("""
@@ -50,7 +53,8 @@ KNOWN = SLIDING_ALL | SLIDING_SWITCHED | frozenset(FULL_EVERY) | frozenset("""
     granitemoeshared nemotron nemotron_h nemotron-nas jamba bamba falcon falcon_h1 starcoder gpt_bigcode phi phi4mm
     gemma4_text gemma4 minimax minimax_m2 minimax_text_01 lfm2 lfm2_moe internlm2 internlm3 baichuan cohere command-r
     olmo olmo2 olmoe stablelm exaone smollm3 dbrx mpt gpt2 gptj gpt_neox seed_oss ernie4_5 ernie4_5_moe hunyuan_v1_dense
-    hunyuan_v1_moe arcee apertus minicpm minicpm3 yi orion mimo bailing_moe opt
+    hunyuan_v1_moe arcee apertus minicpm minicpm3 yi orion mimo bailing_moe opt afmoe
+    longcat_flash mimo_v2_flash
     """.split())  # fmt: skip
 
 
@@ -68,6 +72,8 @@ def layer_count(fields: Fields) -> int:
         if not fields.has("num_hidden_layers") and isinstance(value, (list, str)) and value:
             return len(value)
     count = fields.integer("num_hidden_layers", minimum=1)
+    if fields.model_type in PAIRED:
+        count = 2 * fields.integer("num_layers", minimum=1)
     if count > MOST_LAYERS:
         raise fields.fault("num_hidden_layers", f"is {count}; no model has more than {MOST_LAYERS}")
     return count
@@ -144,6 +150,9 @@ def _llama4(fields: Fields, count: int) -> list[str]:
 
 
 def _every(fields: Fields, count: int) -> list[str]:
+    letters = fields.raw("sliding_window_pattern")
+    if isinstance(letters, str) and letters and set(letters) <= {"L", "G"}:  # EXAONE 4: LLLG
+        return ["full" if letters[i % len(letters)] == "G" else "sliding" for i in range(count)]
     every = fields.integer("sliding_window_pattern", FULL_EVERY.get(fields.model_type, 6), minimum=1)
     return ["full" if (i + 1) % every == 0 else "sliding" for i in range(count)]
 
@@ -173,11 +182,14 @@ def _cross(fields: Fields, count: int) -> list[str]:
     return ["cross" if i in cross else "full" for i in range(count)]
 
 
-def _attention_types(fields: Fields, count: int) -> list[str]:
-    flags = fields.integers("attn_type_list")
-    if len(flags) != count:
-        raise fields.fault("attn_type_list", f"has {len(flags)} entries for {count} layers")
-    return ["full" if f else "state" for f in flags]
+def _flags(field: str, flagged: str, other: str) -> Callable[[Fields, int], list[str]]:
+    def rule(fields: Fields, count: int) -> list[str]:
+        flags = fields.integers(field)
+        if len(flags) != count:
+            raise fields.fault(field, f"has {len(flags)} entries for {count} layers")
+        return [flagged if f else other for f in flags]
+
+    return rule
 
 
 def _indices(fields: Fields, count: int) -> list[str]:
@@ -205,7 +217,8 @@ _KIND_RULES: tuple[tuple[Callable[[Fields], bool], Callable[[Fields, int], list[
     (lambda f: f.has("layer_types"), _named_list("layer_types")),
     (lambda f: f.has("layers_block_type"), _named_list("layers_block_type")),
     (lambda f: f.has("hybrid_override_pattern"), _override_pattern),
-    (lambda f: f.has("attn_type_list"), _attention_types),
+    (lambda f: f.has("attn_type_list"), _flags("attn_type_list", "full", "state")),
+    (lambda f: f.has("hybrid_layer_pattern"), _flags("hybrid_layer_pattern", "sliding", "full")),
     (lambda f: f.has("linear_attn_config"), _kda),
     (lambda f: f.has("block_configs"), _block_configs),
     (lambda f: f.has("attn_layer_indices"), _indices),

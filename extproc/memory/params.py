@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from extproc.errors import GeometryError
 from extproc.memory.geometry import ParamCounts
 from extproc.memory.hf_fields import Fields
+from extproc.memory.hf_kinds import PAIRED
 
 #: Families whose feed-forward has two matrices (up, down) instead of three (gate, up, down).
 _TWO_MATRIX_MLP = frozenset({"starcoder2", "gpt_bigcode", "starcoder", "phi", "gpt2", "gpt_neox", "falcon", "mpt",
                              "nemotron", "nemotron_h", "opt", "gptj"})  # fmt: skip
+#: Families with experts beside two layers at once, or projections of another width in sliding layers.
+_UNCOUNTED = PAIRED | {"mimo_v2_flash"}
 #: Families whose lm_head is the embedding unless the file says otherwise (transformers class defaults).
 _TIED = frozenset({"gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "cohere", "cohere2", "starcoder2",
                    "gpt_bigcode", "starcoder", "gpt2", "falcon", "mpt"})  # fmt: skip
@@ -30,6 +33,8 @@ def count_parameters(fields: Fields, kinds: Sequence[str]) -> tuple[ParamCounts 
 
 
 def _count(f: Fields, kinds: Sequence[str]) -> ParamCounts:
+    if f.model_type in _UNCOUNTED:
+        raise f.fault("model_type", f"is {f.model_type!r}, whose parameters no rule here counts")
     hidden, vocab = f.integer("hidden_size", minimum=1), f.integer("vocab_size", minimum=1)
     copies = 1 if f.boolean("tie_word_embeddings", default=f.model_type in _TIED) else 2
     embedding = vocab * hidden * copies

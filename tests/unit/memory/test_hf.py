@@ -46,6 +46,26 @@ CASES = {
     "unpacked latent attention": (
         LLAMA | {"model_type": "minicpm3", "kv_lora_rank": 256, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "num_key_value_heads": 32},
         [("full", 32, 32, 96, 96, 0)]),
+    "groups by Step's name": (
+        {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"} | {"model_type": "step3p5", "num_attention_groups": 4},
+        [("full", 32, 4, 128, 128, 0)]),
+    "two attentions a layer": (
+        LLAMA | {"model_type": "longcat_flash", "num_hidden_layers": None, "num_layers": 28, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
+        [("mla", 56, 1, 576, 0, 0)]),
+    "two attentions a layer, saved again": (
+        LLAMA | {"model_type": "longcat_flash", "num_hidden_layers": 56, "num_layers": 28, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
+        [("mla", 56, 1, 576, 0, 0)]),
+    "a pattern in letters": (
+        LLAMA | {"model_type": "exaone4", "sliding_window": 4096, "sliding_window_pattern": "LLLG"},
+        [("sliding", 24, 8, 128, 128, 4096), ("full", 8, 8, 128, 128, 0)]),
+    "an interval beside its list": (
+        LLAMA | {"model_type": "afmoe", "sliding_window": 2048, "global_attn_every_n_layers": 4,
+                 "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8},
+        [("sliding", 24, 8, 128, 128, 2048), ("full", 8, 8, 128, 128, 0)]),
+    "sliding layers of another width": (
+        LLAMA | {"model_type": "mimo_v2_flash", "num_hidden_layers": 4, "hybrid_layer_pattern": [0, 1, 1, 0], "head_dim": 192, "v_head_dim": 128,
+                 "swa_num_key_value_heads": 16, "swa_head_dim": 192, "swa_v_head_dim": 128, "sliding_window": 128, "num_key_value_heads": 4},
+        [("full", 2, 4, 192, 128, 0), ("sliding", 2, 16, 192, 128, 128)]),
     "sliding everywhere": (LLAMA | {"model_type": "mistral", "sliding_window": 4096}, [("sliding", 32, 8, 128, 128, 4096)]),
     "a window that nothing outgrows": (LLAMA | {"model_type": "mistral", "sliding_window": 131072}, [("full", 32, 8, 128, 128, 0)]),
     "sliding switched off": (
@@ -114,6 +134,10 @@ REFUSED = {
     "an unknown family with compression": (LLAMA | {"model_type": "deepseek_v4", "compress_ratios": [4]}, "'compress_ratios'"),
     "an unknown family that slides": (LLAMA | {"model_type": "novel", "sliding_window": 512}, "'sliding_window'"),
     "an unknown family with a cache rule": (LLAMA | {"model_type": "novel", "kv_sharing_map": [0, 1]}, "'kv_sharing_map'"),
+    "an unknown family of mixers": (LLAMA | {"model_type": "novel", "mixer_types": ["sparse", "lightning"] * 16}, "'mixer_types'"),
+    "an interval without its list": (LLAMA | {"model_type": "afmoe", "sliding_window": 2048}, "'layer_types'"),
+    "a pattern in other letters": (
+        LLAMA | {"model_type": "exaone4", "sliding_window": 4096, "sliding_window_pattern": "LXLG"}, "'sliding_window_pattern'"),
     "latent rank without rope": (LLAMA | {"model_type": "deepseek_v2", "kv_lora_rank": 512}, "'qk_rope_head_dim'"),
     "negative heads": (LLAMA | {"num_key_value_heads": -1}, "'num_key_value_heads'"),
     "a boolean number": (LLAMA | {"num_hidden_layers": True}, "'num_hidden_layers'"),
@@ -320,6 +344,15 @@ def test_weights_that_cannot_be_counted_say_why(fields: dict[str, object]) -> No
     assert shape(geometry) == [("full", 32, 8, 128, 128, 0)]
     assert geometry.params is None
     with pytest.raises(GeometryError, match=next(iter(fields)).replace("num_local_experts", "num_experts")):
+        geometry_weights(geometry)
+
+
+@pytest.mark.parametrize("family", ["longcat_flash", "mimo_v2_flash"])
+def test_a_family_whose_parameters_are_not_counted(family: str) -> None:
+    """Its cache is known, its weights by their files alone."""
+    geometry = parse(LLAMA | {"model_type": family, "num_layers": 16})
+    assert (geometry.layers, geometry.params) == (32, None)
+    with pytest.raises(GeometryError, match="field 'model_type' is"):
         geometry_weights(geometry)
 
 
