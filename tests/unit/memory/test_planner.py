@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from extproc.errors import GeometryError
+from extproc.errors import UsageError
 from extproc.memory import KvModel, build_kv_model, engine_rules, load_geometry
 from extproc.memory.caches import GIB
 from extproc.memory.overheads import DeviceBudget
@@ -207,7 +207,7 @@ def test_devices_are_understood(text: str, expected: tuple[int, ...]) -> None:
 )
 def test_other_sizes_are_refused_with_an_example(text: str) -> None:
     """The error shows how to write it."""
-    with pytest.raises(GeometryError, match=r"24GiB|more than 0"):
+    with pytest.raises(UsageError, match=r"24GiB|more than 0"):
         parse_devices(text)
 
 
