@@ -39,8 +39,8 @@ pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    """One stack; every test leaves it idle."""
+def shared() -> Iterator[Stack]:
+    """One engine for all tests."""
     with running({"primary-0": PRIMARY}, TARGETS, **REST) as made:
         yield made
 

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    """One stack; every test brings back what it took away."""
+def shared() -> Iterator[Stack]:
+    """A local engine and a remote for all tests."""
     with running({"primary-0": PRIMARY, "remote-0": REMOTE}, TARGETS, **REST) as made:
         yield made
 
@@ -62,7 +62,6 @@ async def until_running(stack: Stack, count: int) -> None:
 
 async def test_agent_killed(stack: Stack) -> None:
     """After unknownS nothing is admitted and the fallback serves; running streams go on; a new agent opens the door."""
-    await until_answer(stack, 200, None)
     streams = Streams(stack)
     streams.start(2, chat("house", 300))
     await stack.until_reserved(2)
@@ -90,7 +89,6 @@ async def test_agent_killed(stack: Stack) -> None:
 
 async def test_engine_killed(stack: Stack) -> None:
     """A dead engine is out of rotation at once and in again after its start; what was reserved on it is void."""
-    await until_answer(stack, 200, None)
     streams = Streams(stack)
     streams.start(3, chat("house", 600))
     await stack.until_reserved(3)

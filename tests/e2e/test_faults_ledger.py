@@ -30,8 +30,8 @@ pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    """One stack; every test gives the ledger back and waits until the primary is ready."""
+def shared() -> Iterator[Stack]:
+    """One engine for all tests."""
     with running({"primary-0": PRIMARY}, TARGETS, ledger=PROMPT["ledger"], **REST) as made:
         yield made
 
@@ -49,12 +49,10 @@ async def check_after(stack: Stack, streams: Streams) -> None:
     await stack.until_empty()
     print(f"empty {time.monotonic() - streams.ended_s:.3f} s after the last stream")
     assert over_capacity(stack) == []
-    await stack.until_ready()
 
 
 async def test_killed_and_empty_again(stack: Stack) -> None:
     """All data lost: refusals meanwhile, nothing admitted before every live stream is back in the ledger."""
-    await stack.until_ready()
     stack.engines["primary-0"].faults(rate=SLOW)
     streams = Streams(stack)
     streams.start(4, LONG)
@@ -92,8 +90,6 @@ async def test_killed_and_empty_again(stack: Stack) -> None:
 
 async def test_ends_of_an_outage_are_delivered(stack: Stack) -> None:
     """Streams that end while the ledger hangs are gone from it as soon as it answers, those that go on are not."""
-    await stack.until_ready()
-    await stack.until_empty()
     stack.engines["primary-0"].faults(rate=0.3)
     streams, short = Streams(stack), Streams(stack)
     streams.start(2, LONG)
@@ -117,8 +113,6 @@ async def test_ends_of_an_outage_are_delivered(stack: Stack) -> None:
 
 async def test_hung_for_longer_than_a_lease(stack: Stack) -> None:
     """12 s without the ledger, over the lease's 10: every live stream still counts on its return, and nobody else got in."""
-    await stack.until_ready()
-    await stack.until_empty()
     stack.engines["primary-0"].faults(rate=SLOW)
     streams = Streams(stack)
     streams.start(5, LONG)

@@ -33,8 +33,8 @@ pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    """One stack; every test leaves it whole."""
+def shared() -> Iterator[Stack]:
+    """One engine for all tests."""
     with running({"primary-0": PRIMARY}, TARGETS, **PROMPT, **REST) as made:
         yield made
 

@@ -38,8 +38,8 @@ def cpu_s(pid: int) -> float:
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    """One stack for the module; every test leaves it idle."""
+def shared() -> Iterator[Stack]:
+    """One engine for all tests."""
     with running({"primary-0": PRIMARY}, TARGETS, **REST) as made:
         yield made
 

@@ -44,8 +44,8 @@ REST: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    """One stack for the module; every test leaves it idle."""
+def shared() -> Iterator[Stack]:
+    """Two local engines and a remote for all tests."""
     engines = {"primary-0": PRIMARY, "small-0": SMALL}
     with running({**engines, "remote-0": REMOTE}, TARGETS, **REST) as made:
         yield made

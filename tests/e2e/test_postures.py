@@ -41,8 +41,8 @@ pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    """One stack; every test gives the ledger back and lets the engine run."""
+def shared() -> Iterator[Stack]:
+    """A local engine and a remote for all tests."""
     with running({"primary-0": PRIMARY, "remote-0": REMOTE}, TARGETS, ledger=PROMPT["ledger"], **REST) as made:
         yield made
 

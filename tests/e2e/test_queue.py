@@ -26,8 +26,8 @@ REST: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    """One stack for the module."""
+def shared() -> Iterator[Stack]:
+    """One engine for all tests."""
     with running({"e0": ENGINE}, TARGETS, **REST) as made:
         yield made
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.load import Streams, chat, whole
+from tests.support.rest import put_to_rest
 from tests.support.stack import RELEASED_WITHIN_S, Stack, running
 from tests.support.upstream import Answer, Seen, Upstream, serving
 
@@ -32,7 +33,7 @@ class Shadowed:
 
 
 @pytest.fixture(scope="module")
-def shadowed() -> Iterator[Shadowed]:
+def shared() -> Iterator[Shadowed]:
     """``recorded`` is the alias whose primary is behind the recorder, ``coder`` the one whose primary is plain."""
     with ExitStack() as contexts:
         recorder = contexts.enter_context(serving("primary"))
@@ -55,6 +56,13 @@ def shadowed() -> Iterator[Shadowed]:
         engines = {"primary-0": PRIMARY, "small-0": SMALL, "recorded-0": [*PRIMARY, "--served-model", "recorded"]}
         stack = contexts.enter_context(running(engines, targets, on_engines=ports.update, **rest))
         yield Shadowed(stack, recorder)
+
+
+@pytest.fixture
+async def shadowed(shared: Shadowed) -> Shadowed:
+    """It at rest; see ``conftest.stack``."""
+    await put_to_rest(shared.stack)
+    return shared
 
 
 def forward(port: int, seen: Seen) -> Answer:

@@ -98,7 +98,7 @@ class Streams:
             self.ended_s = time.monotonic()
             if reply.status == 200 or not self.again:
                 return reply
-            print(f"a stream ended with {reply.status} {reply.headers.get('x-kvgate-reason')}")
+            print(f"a stream ended with {reply.status} {reply.headers.get('x-kvgate-reason')}: {reply.body[:400]!r}")
             if reply.headers.get("x-kvgate-reason") not in NOT_YET or self.ended_s > until_s:
                 return reply
             await asyncio.sleep(0.1)

@@ -339,22 +339,38 @@ def running(
         asyncio.run(made_stack.until_ready())
         # Envoy's first health check of serve may come before serve listens; the next one is a second later.
         _until_healthy(running_envoy)
+        stack.callback(_tell_to_go, made_stack)
         yield made_stack
 
 
-def _until_healthy(running_envoy: envoy_process.Envoy) -> None:
+def unhealthy(envoy: envoy_process.Envoy) -> list[str]:
+    """The addresses of ``serve`` that Envoy does not see healthy, and a line where it knows none at all."""
+    flags = re.findall(r"^kvgate-extproc::(.+)::health_flags::(.*)$", envoy.admin("/clusters"), re.MULTILINE)
+    return [f"Envoy: serve at {address} is {flag}" for address, flag in flags if flag != "healthy"] + (
+        [] if flags else ["Envoy: no serve"]
+    )
+
+
+def _until_healthy(envoy: envoy_process.Envoy) -> None:
     until = time.monotonic() + READY_WITHIN_S
-    while "kvgate-extproc::" not in (text := running_envoy.admin("/clusters")) or "/failed_active_hc" in "".join(
-        line for line in text.splitlines() if line.startswith("kvgate-extproc::") and "health_flags" in line
-    ):
+    while found := unhealthy(envoy):
         if time.monotonic() > until:
-            raise AssertionError("Envoy never saw serve healthy")
+            raise AssertionError(f"not healthy within {READY_WITHIN_S} s: {found}")
         time.sleep(0.05)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait(STOP_WITHIN_S)
+
+
+def _tell_to_go(stack: Stack) -> None:
+    """All hear of the end at once, so that their times to leave pass together; Envoy's streams would be waited for."""
+    stack.envoy.process.kill()
+    for process in (*stack.serves, stack.agent):
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
 
 
 def _stop(process: Any) -> None:

@@ -150,6 +150,14 @@ class ValkeyServer:
         """SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
+    def wake(self) -> bool:
+        """Start it where it is dead, continue it where it is stopped; whether it was dead."""
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+            return True
+        self.resume()
+        return False
+
     def close(self) -> None:
         """Stop for good and remove the folder."""
         self.stop()
