@@ -51,10 +51,12 @@ MS = 1000.0
 class Histogram:
     """Counts over logarithmic buckets of positive numbers; reading a quantile rounds up to the bucket's end."""
 
-    __slots__ = ("_counts", "samples")
+    __slots__ = ("_counts", "_read", "samples")
 
     def __init__(self) -> None:
         self._counts: dict[int, float] = {}
+        #: Quantiles read since the last observation, by share.
+        self._read: dict[float, float] = {}
         self.samples = 0.0
 
     def add(self, value: float) -> None:
@@ -62,12 +64,19 @@ class Histogram:
         bucket = math.ceil(math.log2(max(1.0, value)) * PER_DOUBLING - 1e-9)
         self._counts[bucket] = self._counts.get(bucket, 0.0) + 1.0
         self.samples += 1.0
+        self._read.clear()
         if self.samples >= FULL_SAMPLES:
             self._counts = {key: count / 2 for key, count in self._counts.items() if count >= 0.25}
             self.samples = sum(self._counts.values())
 
     def quantile(self, share: float) -> float:
         """The smallest bucket end that covers ``share`` of the samples; 0 without samples."""
+        known = self._read.get(share)
+        if known is None:
+            known = self._read[share] = self._quantile(share)
+        return known
+
+    def _quantile(self, share: float) -> float:
         needed, seen = share * self.samples, 0.0
         for bucket in sorted(self._counts):
             seen += self._counts[bucket]

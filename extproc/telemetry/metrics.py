@@ -1,7 +1,7 @@
 """Prometheus metrics of one process, in a registry of their own.
 
 Owns what is counted and how labels stay bounded; knows neither the server that exposes them nor the ledger that
-feeds them. Recording is a few dictionary look-ups and float additions: label children are bound once per
+feeds them. Recording is a few dictionary look-ups and float additions (``tallies``): label children are bound once per
 combination, and the fleet's gauges are built from the last snapshot only when somebody scrapes.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
@@ -23,6 +23,7 @@ from extproc.ledger.base import LedgerSnapshot, ReplicaState, ReplicaView
 from extproc.telemetry import names, series
 from extproc.telemetry.names import NONE, OTHER, Metric
 from extproc.telemetry.record import MAX_TEXT, clean
+from extproc.telemetry.tallies import Number, Spread, Tallies, numbers, spreads
 from extproc.types import Decision
 
 #: What a device can be; see ``ledger.base.DeviceReport``.
@@ -69,23 +70,23 @@ class LabelCap:
 class _DecisionChildren:
     """Label children of one (mode, decision, lane, target, reason)."""
 
-    count: Counter
-    seconds: Histogram
-    input_tokens: Histogram
-    wait: Histogram
-    blocks: Histogram | None
+    count: Number
+    seconds: Spread
+    input_tokens: Spread
+    wait: Spread
+    blocks: Spread | None
 
 
 @dataclass(frozen=True, slots=True)
 class _CompletionChildren:
     """Label children of one (ended, lane, target)."""
 
-    count: Counter
-    output_tokens: Histogram
-    over_tokens: Histogram
-    under_tokens: Histogram
-    first_byte: Histogram
-    duration: Histogram
+    count: Number
+    output_tokens: Spread
+    over_tokens: Spread
+    under_tokens: Spread
+    first_byte: Spread
+    duration: Spread
 
 
 class Metrics:
@@ -100,24 +101,28 @@ class Metrics:
         targets: Iterable[str] = (),
         version: str = "",
     ) -> None:
-        # A timestamp beside every counter and histogram, which no query here reads.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._model = LabelCap(max_label_values, models)
         self._lane = LabelCap(max_label_values, lanes)
         self._target = LabelCap(max_label_values, targets)
         self._decided: dict[tuple[str, str, str | None, str | None, str | None], _DecisionChildren] = {}
         self._completed: dict[tuple[str, str | None, str | None], _CompletionChildren] = {}
-        self._models: dict[tuple[str, str], Counter] = {}
-        self._single: dict[tuple[Metric, str], Histogram] = {}
+        self._models: dict[tuple[str, str], Number] = {}
         self._fleet = _Fleet()
         self._counting = _Counting()
-        self._counters = {m: Counter(m.name, m.help, m.labels, registry=self.registry) for m in _own("counter")}
-        self._gauges = {m: Gauge(m.name, m.help, m.labels, registry=self.registry) for m in _own("gauge")}
-        self._histograms = {
-            m: Histogram(m.name, m.help, m.labels, buckets=m.buckets, registry=self.registry) for m in _own("histogram")
-        }
+        self._counters = numbers(_own("counter"))
+        self._gauges = numbers(_own("gauge"))
+        self._histograms = spreads(_own("histogram"))
+        self._streams, self._exchanges, self._ledger_up = (
+            self._gauges[metric].labels() for metric in (names.STREAMS, names.EXCHANGES, names.LEDGER_UP)
+        )
+        self._count_seconds, self._ledger_seconds = (
+            self._histograms[metric] for metric in (names.COUNT_SECONDS, names.LEDGER_SECONDS)
+        )
         self._gauges[names.BUILD].labels(version).set(1)
+        self.registry.register(
+            Tallies((*self._counters.values(), *self._gauges.values()), tuple(self._histograms.values()))
+        )
         self.registry.register(self._fleet)
         self.registry.register(self._counting)
         ProcessCollector(registry=self.registry)
@@ -161,7 +166,7 @@ class Metrics:
             if blocks is not None:
                 children.blocks.observe(blocks)
         if count_s is not None:
-            self._bound(names.COUNT_SECONDS, decision.count_source or NONE).observe(count_s)
+            self._count_seconds.labels(decision.count_source or NONE).observe(count_s)
         if decision.ledger != "ok":
             self._counters[names.DEGRADED_DECISIONS].labels(decision.ledger).inc()
         model = self._model(decision.model)
@@ -202,19 +207,19 @@ class Metrics:
 
     def stream_opened(self) -> None:
         """An ext_proc stream began."""
-        self._gauges[names.STREAMS].inc()
+        self._streams.inc()
 
     def stream_closed(self) -> None:
         """An ext_proc stream ended."""
-        self._gauges[names.STREAMS].dec()
+        self._streams.dec()
 
     def exchange_began(self) -> None:
         """A request's headers arrived; its decision is due."""
-        self._gauges[names.EXCHANGES].inc()
+        self._exchanges.inc()
 
     def exchange_decided(self) -> None:
         """A request that began was decided or went away."""
-        self._gauges[names.EXCHANGES].dec()
+        self._exchanges.dec()
 
     def queue_depth(self, lane: str, depth: int) -> None:
         """Requests of ``lane`` that are held now."""
@@ -232,22 +237,22 @@ class Metrics:
 
     def ledger_call(self, call: str, elapsed_s: float, *, ok: bool) -> None:
         """One call to the ledger ended, with an answer or without."""
-        self._bound(names.LEDGER_SECONDS, call).observe(elapsed_s)
-        self._gauges[names.LEDGER_UP].set(1 if ok else 0)
+        self._ledger_seconds.labels(call).observe(elapsed_s)
+        self._ledger_up.set(1 if ok else 0)
         if not ok:
             self._counters[names.LEDGER_ERRORS].labels(call).inc()
 
     def reaped(self, count: int) -> None:
         """Reservations that the reaper released."""
-        self._counters[names.REAPED].inc(count)
+        self._counters[names.REAPED].labels().inc(count)
 
     def renewals_refused(self, count: int) -> None:
         """Periodic records that met a tombstone."""
-        self._counters[names.RENEWALS_REFUSED].inc(count)
+        self._counters[names.RENEWALS_REFUSED].labels().inc(count)
 
     def undelivered_ends(self, count: int) -> None:
         """End records waiting for the ledger."""
-        self._gauges[names.UNDELIVERED_ENDS].set(count)
+        self._gauges[names.UNDELIVERED_ENDS].labels().set(count)
 
     def fleet(self, snapshot: LedgerSnapshot) -> None:
         """Show this snapshot from now on; replicas, lanes and devices that are gone from it leave the exposition."""
@@ -257,7 +262,7 @@ class Metrics:
 
     def decision_log_dropped(self, count: int = 1) -> None:
         """Records the decision log had no room for."""
-        self._counters[names.DECISION_LOG_DROPPED].inc(count)
+        self._counters[names.DECISION_LOG_DROPPED].labels().inc(count)
 
     def spans(self, result: str, count: int) -> None:
         """Spans ``recorded``, ``exported`` or ``failed``; what is recorded and neither of the others waits or was dropped."""
@@ -273,13 +278,6 @@ class Metrics:
         self._counting.stats, self._counting.remembered_bytes = stats, remembered_bytes
 
     # -- binding, once per combination
-
-    def _bound(self, metric: Metric, value: str) -> Histogram:
-        """The child of a histogram with one label whose values are words of the code."""
-        child = self._single.get((metric, value))
-        if child is None:
-            child = self._single[metric, value] = self._histograms[metric].labels(value)
-        return child
 
     def _bind_decision(self, decision: Decision) -> _DecisionChildren:
         lane, target = self._lane(decision.lane), self._target(decision.target)
