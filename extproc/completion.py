@@ -54,6 +54,10 @@ class Observer(Protocol):
         """An exchange ended."""
         ...
 
+    def unsent(self, rid: str) -> None:
+        """Envoy gave an exchange up before it read our answer: no engine saw the request that was decided."""
+        ...
+
     def misrouted(self, record: LogRecord) -> None:
         """An exchange was served by another replica than the reserved one."""
         ...
@@ -143,6 +147,8 @@ class Completion:
             self._remember(key, who.rid)
         else:
             self._ends.append(End(who.rid, who.owner, who.exchange_id, Ended.UNSENT))
+            # The decision itself is told of in the loop's next turn.
+            asyncio.get_running_loop().call_later(FLUSH_S, self._observer.unsent, who.rid)
             self._wake.set()
 
     def _remember(self, key: tuple[str, str], rid: str) -> None:
@@ -278,6 +284,8 @@ class Completion:
         rid = self._crossing.pop((owner, exchange), None)
         if rid is None:
             self._remember((owner, exchange), "")
+        elif rid:
+            self._observer.unsent(rid)
         self._ends.append(
             End(rid or None, owner, exchange, Ended.UNSENT, record.ended_age_s, began_age_s=record.began_age_s)
         )

@@ -122,6 +122,10 @@ class Observer:
             free_at_end_bytes=free_at_end,
         )
 
+    def unsent(self, rid: str) -> None:
+        """One decision was in vain: its client left, or Envoy waited too long, before the answer came."""
+        self._decisions.end(end_record(rid, ended=str(Ended.UNSENT), at_s=time.time()))
+
     def misrouted(self, record: LogRecord) -> None:
         """An exchange was served by a replica that was not in its plan."""
         if record.how is not Ended.CLIENT_ABORT:

@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from extproc.admin import AdminServer
@@ -26,6 +27,8 @@ from extproc.telemetry import logs
 HELP = "watch this node's engines and devices and tell the ledger"
 #: A report outlives the freshness limits, so that an agent's restart is not a loss of state.
 TTL_FACTOR = 4.0
+#: A name whose server hangs holds one thread for as long as the resolver likes; so many may hang before others wait.
+LOOKUP_THREADS = 64
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +71,7 @@ async def serve(config: Config, path: str | Path, args: argparse.Namespace) -> N
     admin = AdminServer(routes(agent))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="kvgate-lookup"))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:

@@ -88,6 +88,7 @@ CLUSTER_OPEN = "kvgate-open"
 ROUTE_DECIDED = "decided"
 ROUTE_UNDECIDED = "undecided"
 ROUTE_MODELS = "models"
+ROUTE_TUNNEL = "tunnel"
 
 
 def member(replica: str, address: str) -> str:

@@ -66,6 +66,7 @@ def route_config(config: Config) -> route.RouteConfiguration:
 
 
 def _routes(config: Config) -> Iterator[route.Route]:
+    yield _no_tunnels()
     yield from _model_routes(config)
     decided = metadata_matcher(names.DECISION_NAMESPACE, names.KEY_RID, matcher.ValueMatcher(present_match=True))
     yield route.Route(
@@ -80,6 +81,17 @@ def _routes(config: Config) -> Iterator[route.Route]:
     unbuffered = route.RouteMatch(safe_regex=matcher.RegexMatcher(regex=UNBUFFERED_PATHS))
     yield _undecided(config, unbuffered, {JSON_FILTER: typed(route.FilterConfig(disabled=True))})
     yield _undecided(config, route.RouteMatch(prefix="/"), {})
+
+
+def _no_tunnels() -> route.Route:
+    """CONNECT is refused by its head, by Envoy itself: a tunnel's body has no end that a decision could wait for."""
+    off = typed(route.FilterConfig(disabled=True))
+    return route.Route(
+        name=names.ROUTE_TUNNEL,
+        match=route.RouteMatch(connect_matcher=route.RouteMatchConnectMatcher()),
+        direct_response=route.DirectResponseAction(status=403),
+        typed_per_filter_config={EXT_PROC_FILTER: off, JSON_FILTER: off},
+    )
 
 
 def _plan_action(config: Config) -> route.RouteAction:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from extproc.gateway import names
 from tests.support.extproc import Verdict
-from tests.support.gateway import BODY, MODEL_AT
+from tests.support.gateway import ANSWERED_WITHIN_S, BODY, MODEL_AT
 from tests.support.http2 import ask_http2
 from tests.support.upstream import Answer
 
@@ -128,6 +129,22 @@ def test_a_path_has_one_spelling(gateway: Gateway, path: str) -> None:
     gateway.ask(path)
     shown = gateway.decider.asked[0].headers[":path"]
     assert (shown, gateway.seen("a")[0].path) == ("/v1/chat/completions", "/v1/chat/completions")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"],
+    ids=["head", "request"],
+)
+def test_a_tunnel_is_refused_by_its_head(gateway: Gateway, more: bytes) -> None:
+    """CONNECT is answered at once, for its body has no end, and what is sent through it reaches nobody."""
+    gateway.admit("gpu-a-0")
+    with socket.create_connection(("127.0.0.1", gateway.envoy.port), timeout=ANSWERED_WITHIN_S) as client:
+        client.sendall(b"CONNECT x:80 HTTP/1.1\r\nhost: x:80\r\n\r\n" + more)
+        answer = client.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    assert b"x-kvgate-decision: reject\r\n" in answer
+    assert (gateway.decider.asked, gateway.served_by()) == ([], [])
 
 
 def test_http2_clients_are_served_alike(gateway: Gateway) -> None:

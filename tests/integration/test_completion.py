@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import pytest
@@ -22,8 +23,17 @@ ENVOY = "envoy-1"
 BEGAN_US = 1_800_000_000_000_000
 
 
-class Ignored:
-    """Nobody wants to know."""
+class Heard:
+    """Wants to know which decisions were in vain."""
+
+    def __init__(self) -> None:
+        self.in_vain: list[str] = []
+        self.told = asyncio.Event()
+
+    def unsent(self, rid: str) -> None:
+        """Note it."""
+        self.in_vain.append(rid)
+        self.told.set()
 
     def completed(self, record: LogRecord, output_tokens: int | None) -> None:
         """Nothing."""
@@ -50,8 +60,9 @@ class Parts:
             }
         )
         self.ledger = InMemoryLedger(self.clock_s, periodic_s=1.0)
+        self.observer = Heard()
         self.completion = Completion(
-            config, self.ledger, Learning(), LocalShare(), Ignored(), lambda _: None, lambda: None, self.clock_s
+            config, self.ledger, Learning(), LocalShare(), self.observer, lambda _: None, lambda: None, self.clock_s
         )
 
     def clock_s(self) -> float:
@@ -99,6 +110,8 @@ async def test_an_answer_that_crosses_the_end_of_its_exchange(answered_first: bo
         parts.completion.record(over(BEGAN_US + 1, status=status), ENVOY)
         parts.completion.answered(mine)
     assert await parts.rids() == {"other"}
+    await asyncio.wait_for(parts.observer.told.wait(), 60.0)
+    assert parts.observer.in_vain == ["mine"]  # else the decision would look as if it ran for ever
 
 
 async def test_another_envoys_exchange_is_not_ours() -> None:
