@@ -50,6 +50,9 @@ OTHERWISE_TOOL = 12
 OWN_PROMPTS = frozenset({"gpt_oss", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "kimi_audio", "inkling"})
 OWN_PROMPTS_NOTE = "vLLM writes this model's prompts by code of its own; conversations are counted by a bound"
 
+#: Dialects whose two texts a cross-encoder joins and other models take each alone.
+_PAIRS = frozenset({"vllm.rerank", "vllm.score"})
+
 #: Keys of a GGUF header -> the template's name.
 _GGUF_TEMPLATES = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
 
@@ -107,9 +110,10 @@ class PromptCounter:
         left = None if budget_tokens is None else budget_tokens - others - beside
         counted: list[_Counted] = []
         known: dict[str, int] | None = {} if len(request.prompts) > 1 else None
+        paired = request.dialect in _PAIRS
         try:
             for prompt in request.prompts:
-                counted.append(self._counted(prompt, self.vocabulary, left, tick, known))
+                counted.append(self._counted(prompt, self.vocabulary, left, tick, known, paired))
                 if left is not None:
                     left -= counted[-1].tokens
         except (CountingStopped, EncoderFailure, TemplateFailure):
@@ -139,6 +143,7 @@ class PromptCounter:
         left: int | None,
         tick: Callable[[], None],
         known: dict[str, int] | None,
+        paired: bool,
     ) -> _Counted:
         """One prompt; ``known`` remembers the strings of a request with several, as a query stands in each pair."""
 
@@ -158,11 +163,17 @@ class PromptCounter:
 
         tick()
         if isinstance(prompt, TokenPrompt):
-            return _Counted(prompt.length + sum(map(tokens, prompt.texts)))
+            # What engines put between ids and texts, or around files to be filled in, is theirs.
+            allowed = 0 if self.followed else bounds.PROMPT_OVERHEAD * len(prompt.texts)
+            return _Counted(prompt.length + sum(map(tokens, prompt.texts)) + allowed, exact=not allowed)
         if isinstance(prompt, TextPrompt):
             specials = self._added_specials(vocabulary) if prompt.add_special_tokens else 0
-            allowed = 0 if self.followed else OTHERWISE_BOS
-            return _Counted(sum(map(tokens, prompt.texts)) + specials + allowed, exact=self.followed)
+            pieces = bounds.PROMPT_OVERHEAD * len(prompt.texts) if len(prompt.texts) > 1 else OTHERWISE_BOS
+            allowed, exact = (0, True) if self.followed else (pieces, False)
+            if paired:
+                alone, joined = 2 * specials, vocabulary.pair_specials if self.adds_specials is None else 2 * specials
+                specials, exact = max(alone, joined), exact and alone == joined
+            return _Counted(sum(map(tokens, prompt.texts)) + specials + allowed, exact=exact)
         template = self._template_for(prompt)
         if template is None:
             return _Counted(

@@ -107,7 +107,8 @@ class Vocabulary:
 
     ``max_token_bytes`` is the longest token in bytes (a text of n bytes has at least n / that many tokens);
     ``byte_level`` says that it emits at most one token per UTF-8 byte of the normalised text; ``cuttable`` that
-    counts add up over cuts at line starts; ``specials`` are the contents of its added tokens; ``note`` says
+    counts add up over cuts at line starts; ``specials`` are the contents of its added tokens; ``prompt_specials`` is how
+    many it puts around a prompt, ``pair_specials`` around a pair of texts in one (cross-encoders); ``note`` says
     why the fast encoder is not used, if so.
     """
 
@@ -117,6 +118,7 @@ class Vocabulary:
     cuttable: bool
     specials: frozenset[str]
     prompt_specials: int
+    pair_specials: int = 0
     note: str | None = None
 
     def count(self, text: str, *, add_special_tokens: bool, tick: Callable[[int], None] = lambda _: None) -> int:
@@ -194,6 +196,7 @@ def _from_huggingface(text: str, data: dict[str, Any]) -> Vocabulary:
         cuttable=byte_level and _cuts_add_up(encoder),
         specials=specials,
         prompt_specials=reference.num_special_tokens_to_add(False),
+        pair_specials=reference.num_special_tokens_to_add(True),
         note=note,
     )
 
@@ -251,6 +254,7 @@ def _from_tiktoken(
         cuttable=_cuts_add_up(encoder),
         specials=frozenset(specials or ()),
         prompt_specials=prompt_specials,
+        pair_specials=2 * prompt_specials,
     )
 
 

@@ -88,6 +88,44 @@ def test_another_engines_count_is_a_bound() -> None:
     assert theirs.input_tokens - ours.input_tokens > 12
 
 
+def test_pieces_of_a_text_are_joined_by_marks() -> None:
+    """llama.cpp puts tokens of its own around what is to be filled in, and a repository's name before files."""
+    body = {
+        "input_prefix": "def f(",
+        "input_suffix": "return 1",
+        "input_extra": [{"filename": "a.py", "text": "import os"}],
+    }
+    followed, other = counter("qwen-2.5"), replace(counter("qwen-2.5"), followed=False)
+    marks = len("<|repo_name|> <|file_sep|> <|file_sep|> <|fim_prefix|> <|fim_suffix|> <|fim_middle|>".split())
+    for extra in ({}, {"prompt": [1, 2]}):
+        found = request("/infill", body | extra)
+        count = other.count(found)
+        assert count.source == "bound"
+        assert other.bound(found).input_tokens >= count.input_tokens >= followed.count(found).input_tokens + marks + 8
+    ids = request("/completion", {"prompt": [1, 2, 3]})
+    assert other.count(ids).per_prompt == (3,)
+    assert other.count(ids).source == "exact"
+
+
+def test_a_pair_of_texts_has_the_marks_of_a_pair(tmp_path: Path) -> None:
+    """A cross-encoder joins them, other models take each alone: exact only where that is the same."""
+    pairs = request("/v1/rerank", {"query": "a", "documents": ["b", "c d"]})
+    assert counter("qwen-2.5").count(pairs).source == "exact"
+    native = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[CLS]": 0, "[SEP]": 1, "a": 2, "b": 3, "c": 4, "d": 5}, "[SEP]")
+    )
+    native.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    native.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] [SEP] $B [SEP] [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    native.save(str(tmp_path / "tokenizer.json"))
+    made = load_tokenizer(tmp_path / "tokenizer.json", now=lambda: NOW)
+    found = made.count(pairs)
+    assert (found.per_prompt, found.source) == ((7, 8), "bound")
+    assert made.bound(pairs).input_tokens >= found.input_tokens
+    assert made.count(request("/v1/embeddings", {"input": ["a", "b"]})).per_prompt == (3, 3)
+
+
 def test_a_refusing_template_gives_the_bound() -> None:
     """The engine will decide about the request; we only must not undercount it."""
     refusing = ChatTemplate("{{ raise_exception('never') }}", {}, now=lambda: NOW)
