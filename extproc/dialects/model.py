@@ -146,7 +146,8 @@ class InferenceRequest(Struct, frozen=True):
     vocabulary. ``prefill`` says that the last message is an assistant's to be continued. ``context_tokens`` is a context
     length that the request itself asks the engine for (Ollama's num_ctx), None otherwise; ``context_ids`` the
     length of an earlier context sent along as token ids. ``picture_tokens_asked`` is not 0 where the client sets the
-    picture processor itself: no picture takes more tokens than that and its own area say.
+    picture processor itself: no picture takes more tokens than that and its own area say. ``truncate_to`` is the most
+    tokens of a prompt that vLLM keeps at the client's wish, None where it keeps all.
     ``reserve`` is False for control calls and load/unload requests. ``body_bytes`` is the decoded body's size.
     ``handle`` is not 0 where the prompts lie in the process that parsed them.
     """
@@ -161,6 +162,7 @@ class InferenceRequest(Struct, frozen=True):
     min_output_tokens: int = 0
     images: tuple[ImageInput, ...] = ()
     picture_tokens_asked: int = 0
+    truncate_to: int | None = None
     unknown_parts: int = 0
     hidden: int = 0
     reserve: bool = True

@@ -59,6 +59,7 @@ MATTERS = frozenset(
         *("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2", "instruct", "instruction"),
         *("tools", "tool_choice", "functions", "template", "chat_template", "chat_template_kwargs"),
         *("add_generation_prompt", "continue_final_message", "add_special_tokens", "mm_processor_kwargs"),
+        *("truncate_prompt_tokens", "padding"),
         *("reasoning", "reasoning_effort", "thinking", "output_config", "echo", "logprobs", "prompt_logprobs"),
         *("response_format", "format", "structured_outputs", "guided_json", "json_schema", "output_format"),
         *fields.OPTION_NAMES,
@@ -196,6 +197,9 @@ def first_given(members: Members, names: tuple[str, ...]) -> str:
 
 def pooled(members: Members, route: Route, gathered: Gathered, prompts: tuple[Prompt, ...]) -> InferenceRequest:
     """A request that generates nothing: one sequence per prompt."""
+    if members.get("padding") == "max_length":
+        # vLLM fills each prompt up to its longest.
+        gathered.hide("padding_not_counted")
     return InferenceRequest(
         dialect=route.dialect or "",
         operation=route.operation or "",
@@ -206,6 +210,7 @@ def pooled(members: Members, route: Route, gathered: Gathered, prompts: tuple[Pr
         max_output_tokens=0,
         images=tuple(gathered.images),
         picture_tokens_asked=_picture_tokens_asked(members, gathered),
+        truncate_to=_truncate_to(members),
         unknown_parts=gathered.unknown_parts,
         hidden=gathered.hidden,
         warnings=tuple(gathered.warnings),
@@ -249,6 +254,7 @@ def generation(
         min_output_tokens=max(0, (cap or minimum) if ignore_eos else minimum),
         images=tuple(gathered.images),
         picture_tokens_asked=_picture_tokens_asked(members, gathered),
+        truncate_to=_truncate_to(members),
         unknown_parts=gathered.unknown_parts,
         hidden=gathered.hidden,
         has_tools=bool(tools),
@@ -380,6 +386,12 @@ def _picture_tokens_asked(members: Members, gathered: Gathered) -> int:
         elif type(value) is dict:
             stack.extend(value.values())
     return max(1, (largest if largest > _LARGEST_SIDE else largest * largest) // (14 * 14))
+
+
+def _truncate_to(members: Members) -> int | None:
+    """vLLM's ``truncate_prompt_tokens``; -1 means the model's own length, which cuts nothing that fits."""
+    value = fields.integer(members.get("truncate_prompt_tokens"), "truncate_prompt_tokens")
+    return value if value is not None and value > 0 else None
 
 
 def _prompt_logprobs(members: Members) -> int:

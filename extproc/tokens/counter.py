@@ -118,7 +118,7 @@ class PromptCounter:
                     left -= counted[-1].tokens
         except (CountingStopped, EncoderFailure, TemplateFailure):
             return self.bound(request)
-        counts = [part.tokens for part in counted] or [0]
+        counts = self._kept(request, [part.tokens for part in counted]) or [0]
         pads = sum(part.pads for part in counted)
         if request.images and (pictures is None or pads != len(request.images)):
             pictures = None
@@ -132,7 +132,8 @@ class PromptCounter:
     def bound(self, request: InferenceRequest) -> TokenCount:
         """A count that no tokenizer exceeds, in time proportional to the text and without native code."""
         measure = bounds.TextBounds()
-        counts = [bounds.prompt_bound(prompt, self.overhead, measure) for prompt in request.prompts] or [0]
+        counts = [bounds.prompt_bound(prompt, self.overhead, measure) for prompt in request.prompts]
+        counts = self._kept(request, counts) or [0]
         counts[0] += self._others(request) + self.pictures.most(request)
         return TokenCount(tuple(counts), "bound", hidden_tokens=HIDDEN_TOKENS * request.hidden)
 
@@ -185,6 +186,13 @@ class PromptCounter:
         pads = text.count(pad) if pad is not None and pad in vocabulary.specials else 0
         count = tokens(text, prompt.add_special_tokens)
         return _Counted(count, pads) if self.followed else _Counted(count + _otherwise(prompt), exact=False)
+
+    def _kept(self, request: InferenceRequest, counts: list[int]) -> list[int]:
+        """Counts after vLLM has cut the prompts; other engines do not, and a counter without a tokenizer may stand for any."""
+        most = request.truncate_to
+        if most is None or request.images or not self.followed or self.vocabulary is None:
+            return counts
+        return [min(count, most) for count in counts]
 
     def _added_specials(self, vocabulary: Vocabulary) -> int:
         return vocabulary.prompt_specials if self.adds_specials is None else self.adds_specials

@@ -88,6 +88,34 @@ def test_another_engines_count_is_a_bound() -> None:
     assert theirs.input_tokens - ours.input_tokens > 12
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "counts"),
+    [
+        ("/v1/completions", {"prompt": [[1, 2, 3], [4]], "truncate_prompt_tokens": 2}, (2, 1)),
+        ("/v1/completions", {"prompt": [1, 2, 3], "truncate_prompt_tokens": -1}, (3,)),
+        ("/v1/embeddings", {"input": ["a b c d", "a"], "truncate_prompt_tokens": 3}, (3, 1)),
+        ("/v1/rerank", {"query": "a", "documents": ["a b c d"], "truncate_prompt_tokens": 4}, (4,)),
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 99}], "truncate_prompt_tokens": 50}, (50,)),
+    ],
+)
+def test_prompts_that_vllm_cuts(path: str, body: dict[str, Any], counts: tuple[int, ...]) -> None:
+    """They are as long as the client says; other engines, and one that nobody knows, keep all of them."""
+    found, whole = request(path, body), request(path, body | {"truncate_prompt_tokens": None})
+    made = chatml_counter()
+    assert (made.count(found).per_prompt, made.count(found).source) == (counts, "exact")
+    assert made.count(found, budget_tokens=0).input_tokens <= made.bound(whole).input_tokens
+    assert made.bound(found).input_tokens >= sum(counts)
+    for other in (replace(made, followed=False), PromptCounter()):
+        assert other.count(found) == other.count(whole)
+
+
+def test_prompts_that_vllm_fills_up() -> None:
+    """A pooling request may ask for padding to the model's longest: never exact, and as much as hidden text."""
+    found = request("/v1/embeddings", {"input": "a", "padding": "max_length"})
+    assert (found.hidden, found.warnings) == (1, ("padding_not_counted",))
+    assert chatml_counter().count(found).source == "bound"
+
+
 def test_pieces_of_a_text_are_joined_by_marks() -> None:
     """llama.cpp puts tokens of its own around what is to be filled in, and a repository's name before files."""
     body = {
