@@ -82,7 +82,7 @@ def test_decision_record_is_complete(document) -> None:
 def test_notice_names_what_is_here() -> None:
     """Each path that NOTICE gives credit for exists, and each model fact and figure says where it comes from."""
     paths = re.findall(r"`([a-z_/.-]+)`", (ROOT / "NOTICE").read_text(encoding="utf-8"))
-    assert len(paths) == 5
+    assert len(paths) == 6
     assert [path for path in paths if not (ROOT / path).exists()] == []
     models = json.loads((ROOT / "extproc/memory/catalogue.json").read_text(encoding="utf-8"))["models"]
     assert [model["name"] for model in models if not model["source"]] == []
