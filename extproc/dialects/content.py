@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import re
 from dataclasses import dataclass, field
-from urllib.parse import unquote_to_bytes
 
 from extproc.dialects.model import Json
 from extproc.memory.vision import image_size
@@ -67,6 +66,9 @@ _SILENT_FIELDS = frozenset({"type", "encrypted_content", "signature"})
 #: Base64 of this much holds any PNG, GIF or WebP header and most JPEG frame headers; of the other, a JPEG's behind
 #: whatever a camera or a colour profile puts before it.
 _HEADER_CHARS, _METADATA_CHARS = 64 * 1024, 2 * 1024 * 1024
+
+#: What percent-encoding makes of base64 and its line breaks.
+_ESCAPES = ((b"%2B", b"+"), (b"%2b", b"+"), (b"%2F", b"/"), (b"%2f", b"/"), (b"%0D", b""), (b"%0A", b""))
 
 #: Bare base64 shorter than this is no picture that anybody sends; as text it costs little.
 _BARE_BASE64_CHARS = 256
@@ -253,7 +255,8 @@ def _decoded(header: str) -> bytes:
     """The bytes up to the first character that is no base64."""
     data = header.encode("ascii", "replace")
     if b"%" in data:
-        data = unquote_to_bytes(data)
+        for escape, character in _ESCAPES:
+            data = data.replace(escape, character)
     run = _BASE64_RUN.match(data.translate(_PLAIN_BASE64, _WRAPPING))
     plain = run.group() if run else b""
     return base64.b64decode(plain[: len(plain) // 4 * 4])
