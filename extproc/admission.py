@@ -23,10 +23,9 @@ from extproc.fleet import Fleet
 from extproc.holding import Holding, NoPlace
 from extproc.learning import Learning
 from extproc.ledger.base import Ledger
-from extproc.ledger.line import Turn
 from extproc.ledger.posture import LocalShare
 from extproc.metadata import exchange_id
-from extproc.placing import Pending, Placing
+from extproc.placing import NEWCOMER, Pending, Placing
 from extproc.policy.lanes import LaneTable, Route
 from extproc.shadow import Shadow
 from extproc.types import Decision, Reason, RequestHead
@@ -37,7 +36,6 @@ Extend = Callable[[int], Awaitable[None]]
 DIGEST_BYTES = 8192
 #: After a refusal for want of room the line of those who will come back is asked for this long.
 CROWDED_S = 60.0
-NO_TURN = Turn()
 
 Answer = TypeVar("Answer")
 
@@ -126,16 +124,23 @@ class Admission:
 
     async def _place_in_turn(self, pending: Pending, what: Understood, body: bytes) -> Decision:
         """``Placing.place`` behind those who were refused earlier and told to come back; a refusal joins their line."""
-        turn = NO_TURN
+        turn = NEWCOMER
         if self._clock_s() < self._crowded_until_s:
-            turn = await _unless_down(self._ledger.turn(self._digest(body))) or NO_TURN
-        decision = await self._placing.place(pending, what, turn.promised)
+            turn = await _unless_down(self._ledger.turn(self._digest(body))) or NEWCOMER
+        decision = await self._placing.place(pending, what, turn)
         wait_ms = decision.refusal.retry_after_ms if decision.refusal is not None else None
         if decision.reason == Reason.INSUFFICIENT_HEADROOM and wait_ms is not None and pending.soonest is not None:
             self._crowded_until_s = self._clock_s() + CROWDED_S
-            replica, blocks = pending.soonest
-            token = self._digest(body)
-            await _unless_down(self._ledger.promise(token, replica, blocks, wait_ms / 1000.0, turn.since_at_s))
+            there = pending.soonest
+            promise = self._ledger.promise(
+                self._digest(body),
+                there.replica,
+                there.need.kv_blocks,
+                wait_ms / 1000.0,
+                turn.since_at_s,
+                there.expected_s,
+            )
+            await _unless_down(promise)
         return decision
 
     def _digest(self, body: bytes) -> str:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from extproc.config.models import PREALLOCATING, Config, Lane, Replica, Target
 from extproc.ledger.base import Candidate, ReplicaReport, ReplicaState, ReplicaView
+from extproc.ledger.line import NOTHING, Promised
 from extproc.memory import KvModel, Projection, project
 from extproc.policy.limits import OutputLimits, OutputRequest, output_limits
 from extproc.types import Need, Reason, TokenCount
@@ -124,9 +125,9 @@ class Planner:
         ask_for: Mapping[str, Ask],
         learned: Callable[[str], Forecast],
         view: Callable[[str], ReplicaView | None],
-        rank: Callable[[str], tuple[int, int, float]],
+        rank: Callable[[str], tuple[float, ...]],
         *,
-        promised: Callable[[str], int] = lambda _replica: 0,
+        promised: Callable[[str], Promised] = lambda _replica: NOTHING,
         members: Callable[[str], Sequence[str]] = lambda _replica: (),
         together: bool = False,
     ) -> Iterator[list[Place]]:
@@ -134,7 +135,7 @@ class Planner:
 
         A target's replicas come best first. What ranks them may be half a second old, so where a target's first few
         have no room its others are asked before the next target and before a refusal; ``together`` makes one list.
-        ``promised`` says how many blocks of a replica are kept for others, ``members`` what was found under one with
+        ``promised`` says what of a replica was promised to others, ``members`` what was found under one with
         `discover`.
         """
         places: list[Place] = []
@@ -192,7 +193,7 @@ class Planner:
         ask: Ask,
         learned: Forecast,
         view: ReplicaView | None,
-        promised: int,
+        promised: Promised,
     ) -> Place:
         seen = self._seen(name, target, replica, lane, view.report if view is not None else None, ask)
         ask = _within(ask, seen.context)
@@ -242,7 +243,7 @@ class Planner:
         limits: OutputLimits,
         need: Projection,
         cap_blocks: int,
-        promised: int,
+        promised: Promised,
     ) -> Candidate:
         report = seen.report
         rate, bucket = _prefill(target, report.prefill_tokens_per_s if report is not None else None)
@@ -275,7 +276,7 @@ class Planner:
             lane_share=lane.share,
             lane_yields_at=lane.yields_at,
             expected_s=_expected_s(ask, limits, learned, rate, decode),
-            promised_blocks=promised,
+            promised=promised,
         )
 
     def _kv_model(self, target: str, block_tokens: int | None) -> KvModel:

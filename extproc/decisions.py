@@ -26,7 +26,7 @@ from extproc.gateway.names import (
     port_of,
     replica_cluster,
 )
-from extproc.ledger.base import Reservation, Verdict
+from extproc.ledger.base import Candidate, Reservation, Verdict
 from extproc.metadata import Value, reservation_fields
 from extproc.policy.lanes import Route
 from extproc.policy.refusals import PERMANENT, refuse
@@ -412,14 +412,14 @@ def request_class(request: InferenceRequest) -> str:
     return f"{request.operation}:{'s' if request.stream else '-'}:{'t' if request.has_tools else '-'}:{size}"
 
 
-def soonest(usable: Sequence[Place], verdicts: Sequence[Verdict]) -> tuple[str, int] | None:
-    """The place with the earliest known room, and the blocks that are needed there."""
+def soonest(usable: Sequence[Place], verdicts: Sequence[Verdict]) -> Candidate | None:
+    """The place with the earliest known room."""
     known = [
-        (verdict.retry_after_s, place.replica, place.candidate.need.kv_blocks)
+        (verdict.retry_after_s, place.candidate)
         for place, verdict in zip(usable, verdicts, strict=True)
         if verdict.retry_after_s is not None and place.candidate is not None
     ]
-    return min(known)[1:] if known else None
+    return min(known, key=lambda place: place[0])[1] if known else None
 
 
 def judged(chain: Sequence[str], counts: Mapping[str, TokenCount]) -> TokenCount:

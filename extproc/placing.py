@@ -20,21 +20,33 @@ from extproc.dialects import Parsed
 from extproc.errors import LedgerDown
 from extproc.fleet import Fleet
 from extproc.learning import Learning
-from extproc.ledger.base import End, Ended, Ledger, ReplicaState, ReserveRequest, ReserveResult, Upsert, Verdict
+from extproc.ledger.base import (
+    Candidate,
+    End,
+    Ended,
+    Ledger,
+    ReplicaState,
+    ReserveRequest,
+    ReserveResult,
+    Upsert,
+    Verdict,
+)
+from extproc.ledger.line import Turn
 from extproc.ledger.posture import LocalShare
 from extproc.metadata import reservation_from
 from extproc.types import Decision, Reason, RequestHead
 
 #: Reservations told to a ledger that is back in one call: a few milliseconds of it.
 PAY_AT_ONCE = 100
+#: Nobody is before it.
+NEWCOMER = Turn()
 
 
 @dataclass(slots=True)
 class Pending:
     """One request on its way to a decision; ``touched_ledger`` says that a reservation may exist under its rid.
 
-    ``parsed`` and ``what`` are what is understood of it so far; ``soonest`` is where a refused one will fit first, and
-    the blocks it needs there.
+    ``parsed`` and ``what`` are what is understood of it so far; ``soonest`` is where a refused one will fit first.
     """
 
     who: Identity
@@ -42,13 +54,8 @@ class Pending:
     parsed: Parsed | None = None
     what: Understood | None = None
     touched_ledger: bool = False
-    soonest: tuple[str, int] | None = None
+    soonest: Candidate | None = None
     timings_ms: dict[str, float] = field(default_factory=dict)
-
-
-def _nothing(_replica: str) -> int:
-    """No blocks are kept for anybody."""
-    return 0
 
 
 class Placing:
@@ -78,9 +85,9 @@ class Placing:
         self._patience_s = config.envoy.message_timeout_ms / 2000.0
         self._paying: asyncio.Task[None] | None = None
 
-    async def place(self, pending: Pending, what: Understood, promised: Callable[[str], int] = _nothing) -> Decision:
-        """Find places, reserve the first that fits, and say what came of it."""
-        rounds = self._rounds(what, promised)
+    async def place(self, pending: Pending, what: Understood, turn: Turn = NEWCOMER) -> Decision:
+        """Find places, reserve the first that fits, and say what came of it; ``turn`` is its place in line."""
+        rounds = self._rounds(what, turn)
         places: list[Place] = []
         usable: list[Place] = []
         verdicts: list[Verdict] = []
@@ -111,7 +118,7 @@ class Placing:
 
     async def at_any_rate(self, pending: Pending, what: Understood, chain: tuple[str, ...]) -> Decision:
         """On its way to the first target of ``chain``, reserved there whatever the room."""
-        places = [place for these in self._rounds(replace(what, chain=chain), _nothing) for place in these]
+        places = [place for these in self._rounds(replace(what, chain=chain), NEWCOMER) for place in these]
         place = next((place for place in places if place.candidate is not None), None)
         if place is None or place.candidate is None:
             return self.onward(pending, what.parsed, chain)
@@ -155,7 +162,7 @@ class Placing:
         verdicts = (Verdict(None, ReplicaState.READY), *(later for _ in places[1:]))
         return ReserveResult(0, verdicts, self._fleet.ledger_now_s() or 0.0)
 
-    def _rounds(self, what: Understood, promised: Callable[[str], int]) -> Iterator[list[Place]]:
+    def _rounds(self, what: Understood, turn: Turn) -> Iterator[list[Place]]:
         request, lane = what.request, what.route.lane_name
         asks = {
             name: Ask(
@@ -179,8 +186,9 @@ class Placing:
                 self._learning.token_s(target),
             ),
             self._fleet.view,
-            self._fleet.rank,
-            promised=promised,
+            # Where it was told to come to, before it takes what was promised to others elsewhere.
+            lambda replica: (replica != turn.replica, *self._fleet.rank(replica)),
+            promised=turn.promised,
             members=self._fleet.members,
         )
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from extproc.ledger.lessons import Lesson
-from extproc.ledger.line import Turn
+from extproc.ledger.line import NOTHING, Promised, Turn
 from extproc.types import Need
 
 #: Version of the stored layout; two releases that share a ledger must agree on it.
@@ -123,8 +123,8 @@ class Candidate(Struct, frozen=True):
     implementation caps it at 25 % of the pool); ``prefill_rate`` tokens/s and ``prefill_capacity_tokens``
     (TTFT budget x rate) bound the leaky bucket, None turns it off; ``lane_share`` and ``lane_yields_at`` are
     fractions of the pool, the latter of what all other lanes hold. ``expected_s`` is how long the request is expected
-    to run there; None derives it from ``cap_s`` and the expected share of the cap. ``promised_blocks`` stay free for
-    requests that were refused earlier and told when to come back, unless the replica holds nothing at all.
+    to run there; None derives it from ``cap_s`` and the expected share of the cap. ``promised`` is what others who
+    were refused were told: room is left for those before this request, unless the replica holds nothing at all.
     """
 
     target: str
@@ -145,7 +145,7 @@ class Candidate(Struct, frozen=True):
     lane_share: float | None = None
     lane_yields_at: float | None = None
     expected_s: float | None = None
-    promised_blocks: int = 0
+    promised: Promised = NOTHING
 
 
 class ReserveRequest(Struct, frozen=True):
@@ -434,8 +434,13 @@ class Ledger(Protocol):
         """The request ``token`` comes (for the first time or again): its place in line, which it gives up by coming."""
         ...
 
-    async def promise(self, token: str, replica: str, blocks: int, wait_s: float, since_at_s: float | None) -> None:
-        """It was refused and told to come back to ``replica`` in ``wait_s``; ``since_at_s`` is its former turn's."""
+    async def promise(
+        self, token: str, replica: str, blocks: int, wait_s: float, since_at_s: float | None, run_s: float | None = None
+    ) -> None:
+        """It was refused and told to come back to ``replica`` in ``wait_s``, and will run for ``run_s`` there.
+
+        ``since_at_s`` is its former turn's.
+        """
         ...
 
     async def close(self) -> None:

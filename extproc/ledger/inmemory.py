@@ -91,10 +91,13 @@ class InMemoryLedger(Ledger):
         """See ``Ledger.turn``."""
         return self._line.turn(token, to_us(self._clock()))
 
-    async def promise(self, token: str, replica: str, blocks: int, wait_s: float, since_at_s: float | None) -> None:
+    async def promise(
+        self, token: str, replica: str, blocks: int, wait_s: float, since_at_s: float | None, run_s: float | None = None
+    ) -> None:
         """See ``Ledger.promise``."""
         since_us = -1 if since_at_s is None else to_us(since_at_s)
-        self._line.promise(token, replica, blocks, to_us(wait_s), since_us, to_us(self._clock()))
+        run_us = -1 if run_s is None else to_us(run_s)
+        self._line.promise(token, replica, blocks, to_us(wait_s), since_us, run_us, to_us(self._clock()))
 
     async def close(self) -> None:
         """Nothing to give back."""

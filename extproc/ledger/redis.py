@@ -227,12 +227,15 @@ class RedisLedger(Ledger):
 
     async def turn(self, token: str) -> Turn:
         """See ``Ledger.turn``."""
-        return wire.turn(await self._run("line", wire.encode([wire.text(token), "", 0, 0, -1]), self._deadline_s))
+        return wire.turn(await self._run("line", wire.encode([wire.text(token), "", 0, 0, -1, -1]), self._deadline_s))
 
-    async def promise(self, token: str, replica: str, blocks: int, wait_s: float, since_at_s: float | None) -> None:
+    async def promise(
+        self, token: str, replica: str, blocks: int, wait_s: float, since_at_s: float | None, run_s: float | None = None
+    ) -> None:
         """See ``Ledger.promise``."""
         since_us = -1 if since_at_s is None else to_us(since_at_s)
-        payload = wire.encode([wire.text(token), wire.text(replica), blocks, to_us(wait_s), since_us])
+        run_us = -1 if run_s is None else to_us(run_s)
+        payload = wire.encode([wire.text(token), wire.text(replica), blocks, to_us(wait_s), since_us, run_us])
         await self._run("line", payload, self._deadline_s)
 
     async def close(self) -> None:

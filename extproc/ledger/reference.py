@@ -29,6 +29,7 @@ from extproc.ledger.base import (
     Verdict,
 )
 from extproc.ledger.book import COOLING, ORPHANED, RESERVED, TOMBSTONE_US, Record, Tombstone, ghost_of, vram_of
+from extproc.ledger.line import Due
 from extproc.ledger.rules import (
     Room,
     Sums,
@@ -36,6 +37,7 @@ from extproc.ledger.rules import (
     frees_in_us,
     health,
     refusal,
+    starts_in_us,
     to_us,
     whole,
 )
@@ -125,6 +127,9 @@ class ReferenceLedger(Scrapes):
         def frees_in(wanted: int, by_blocks: bool, lane: str | None, others: bool) -> int:
             return frees_in_us(book.walk(c.replica, by_blocks), wanted, lane, others, now, own_us)
 
+        def starts_in(free: int, need: int, promised: Sequence[Due]) -> int:
+            return starts_in_us(book.walk(c.replica, True), promised, free, need, now, own_us)
+
         def lane_frees_in() -> int:
             times = [
                 frees_in_us(book.walk(o.replica, False), 0, q.lane, False, now, own_us)
@@ -135,7 +140,7 @@ class ReferenceLedger(Scrapes):
 
         return Room(
             room, committed, book.sum_of(c.replica), book.scrapes.get(c.replica), fresh, now, q.lane,
-            whole(q.lane_concurrency), lambda: book.lanes.get(q.lane, 0), lane_frees_in, frees_in,
+            whole(q.lane_concurrency), lambda: book.lanes.get(q.lane, 0), lane_frees_in, frees_in, starts_in,
             lambda: self._device_refusal(c, to_us(q.unknown_s), now),
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from extproc.ledger.base import (
     ReplicaReport,
     ReserveRequest,
 )
+from extproc.ledger.line import Due
 from extproc.types import Reason
 
 #: Separates the parts of an index entry; no name holds it.
@@ -164,7 +165,7 @@ class Room:
     """Everything ``refusal`` looks at for one candidate.
 
     ``room`` is the pool without the watermark; ``frees_in(blocks, sequences, lane, others)`` the time until that
-    much is free again; ``device_refusal`` and ``lane_live`` are asked only when the check gets that far.
+    much is free again; ``starts_in(free, need, promised)`` the time from which ``need`` fits beside what is promised; ``device_refusal`` and ``lane_live`` are asked only when the check gets that far.
     """
 
     room: int
@@ -178,6 +179,7 @@ class Room:
     lane_live: Callable[[], int]
     lane_frees_in: Callable[[], int]
     frees_in: Callable[[int, bool, str | None, bool], int]
+    starts_in: Callable[[int, int, Sequence[Due]], int]
     device_refusal: Callable[[], str | None]
 
 
@@ -199,11 +201,14 @@ def _pool(c: Candidate, r: Room) -> tuple[str | None, int]:
     if need > r.room - keep or (c.lane_share is not None and need > math.floor(c.lane_share * r.room)):
         return Reason.EXCEEDS_POOL, -1
     head = r.room - r.committed
-    if r.sums.reservations > 0:
-        keep += c.promised_blocks
-    if head - need < keep:
-        return Reason.INSUFFICIENT_HEADROOM, r.frees_in(need + keep - head, True, None, False)
-    return None, -1
+    # An idle replica takes whoever comes.
+    before, after = (c.promised.before, c.promised.after) if r.sums.reservations > 0 else ((), ())
+    if not before and not after:
+        short = need + keep - head
+        return (Reason.INSUFFICIENT_HEADROOM, r.frees_in(short, True, None, False)) if short > 0 else (None, -1)
+    if head - need >= keep and r.starts_in(head - keep, need, before) == 0:
+        return None, -1
+    return Reason.INSUFFICIENT_HEADROOM, r.starts_in(head - keep, need, (*before, *after))
 
 
 def _prefill(c: Candidate, r: Room) -> tuple[str | None, int]:
@@ -268,12 +273,48 @@ def frees_in_us(
     for end_us, amount, of in entries:
         if lane is not None and (of == lane) == others:
             continue
-        left = end_us - now_us
-        t = max(t, left if left >= 0 else max(-left // OVERDUE_PART, own_us // OWN_PART, OVERDUE_MIN_US))
+        t = max(t, _left_us(end_us, now_us, own_us))
         wanted -= amount
         if wanted <= 0:
             return t
     return -1
+
+
+def _left_us(end_us: int, now_us: int, own_us: int) -> int:
+    """How much longer a reservation that should end at ``end_us`` is expected to run."""
+    left = end_us - now_us
+    return left if left >= 0 else max(-left // OVERDUE_PART, own_us // OWN_PART, OVERDUE_MIN_US)
+
+
+def starts_in_us(
+    entries: Sequence[tuple[int, int, str]], promised: Sequence[Due], free: int, need: int, now_us: int, own_us: int
+) -> int:
+    """Microseconds until ``need`` blocks fit for the whole of a run of ``own_us`` beside all that is promised; -1: never.
+
+    ``free`` is what is free now, ``entries`` as in ``frees_in_us``. This is conservative backfilling with forecasts for
+    run times (Mu'alem and Feitelson, IEEE TPDS 12(6), 2001): whoever is over before a promise is due, or leaves enough
+    for it by then, delays nobody.
+    """
+    change: dict[int, int] = {}
+    for end_us, amount, _of in entries:
+        at = _left_us(end_us, now_us, own_us)
+        change[at] = change.get(at, 0) + amount
+    for due in promised:
+        at = max(0, due.due_us - now_us)
+        over = at + max(1, due.run_us if due.run_us >= 0 else own_us)
+        change[at] = change.get(at, 0) - due.blocks
+        change[over] = change.get(over, 0) + due.blocks
+    free += change.pop(0, 0)
+    start = 0 if free >= need else -1
+    for at in sorted(change):
+        if start >= 0 and at - start >= own_us:
+            break
+        free += change[at]
+        if free < need:
+            start = -1
+        elif start < 0:
+            start = at
+    return start
 
 
 def foreign_blocks(used: int, shows_used: bool, bypass: bool, ours_blocks: int, ours_input_blocks: int) -> int:

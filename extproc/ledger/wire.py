@@ -28,7 +28,7 @@ from extproc.ledger.base import (
     Verdict,
 )
 from extproc.ledger.lessons import Lesson
-from extproc.ledger.line import Turn
+from extproc.ledger.line import Due, Promised, Turn
 from extproc.ledger.rules import SEPARATOR, Epoch, Scrape, Sums, expected_s, to_us, whole
 from extproc.ledger.views import view
 from extproc.types import Need
@@ -51,7 +51,7 @@ def candidate(c: Candidate, request: ReserveRequest) -> list[Any]:
         whole(c.static_capacity_blocks), whole(c.static_max_sequences), c.watermark, c.keep_free_blocks,
         _or_unset(c.prefill_rate), _or_unset(c.prefill_capacity_tokens), whole(c.max_waiting),
         _or_unset(c.lane_share), _or_unset(c.lane_yields_at), to_us(expected_s(c, request)),
-        c.promised_blocks,
+        _dues(c.promised.before), _dues(c.promised.after),
     ]  # fmt: skip
 
 
@@ -81,11 +81,17 @@ def heard(raw: bytes) -> list[Lesson]:
 
 def turn(raw: bytes) -> Turn:
     """What ``line.lua`` says to a request that comes."""
-    since_us, replica, before, flat = decode(raw)
-    names, blocks = flat[::2], flat[1::2]
-    return Turn(
-        None if since_us < 0 else since_us / 1e6, replica or None, before, dict(zip(names, blocks, strict=True))
-    )
+    since_us, replica, others = decode(raw)
+    promised = {name: Promised(_due(before), _due(after)) for name, before, after in others}
+    return Turn(None if since_us < 0 else since_us / 1e6, replica or None, promised)
+
+
+def _dues(dues: Sequence[Due]) -> list[int]:
+    return [figure for due in dues for figure in (due.due_us, due.blocks, due.run_us)]
+
+
+def _due(flat: Sequence[int]) -> tuple[Due, ...]:
+    return tuple(map(Due, flat[::3], flat[1::3], flat[2::3]))
 
 
 def reserve_result(answer: Sequence[Any]) -> ReserveResult:

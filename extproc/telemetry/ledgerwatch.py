@@ -119,9 +119,11 @@ class WatchedLedger:
         """See ``Ledger.turn``."""
         return await self._watched("turn", self._ledger.turn(token))
 
-    async def promise(self, token: str, replica: str, blocks: int, wait_s: float, since_at_s: float | None) -> None:
+    async def promise(
+        self, token: str, replica: str, blocks: int, wait_s: float, since_at_s: float | None, run_s: float | None = None
+    ) -> None:
         """See ``Ledger.promise``."""
-        await self._watched("promise", self._ledger.promise(token, replica, blocks, wait_s, since_at_s))
+        await self._watched("promise", self._ledger.promise(token, replica, blocks, wait_s, since_at_s, run_s))
 
     async def close(self) -> None:
         """See ``Ledger.close``."""

@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 
 from extproc.ledger.base import Ended, Ledger
+from extproc.ledger.line import Due, Promised
+from extproc.ledger.rules import to_us
 from tests.support.ledgers import Clock, ask, candidate, device, end, need, record, report, reservation
 
 
 async def reasons(ledger: Ledger, *requests: object) -> list[str | None]:
     """The first candidate's refusal of each request."""
     return [(await ledger.reserve(r)).verdicts[0].refused_by for r in requests]  # type: ignore[arg-type]
+
+
+def due(clock: Clock, in_s: float, blocks: int, run_s: float | None) -> Due:
+    """Blocks promised from then on for so long."""
+    return Due(to_us(clock() + in_s), blocks, -1 if run_s is None else to_us(run_s))
 
 
 async def test_kv_pool_admits_what_fits_and_says_what_is_left(ledger: Ledger, clock: Clock) -> None:
@@ -35,15 +42,73 @@ async def test_watermark_and_keep_free_are_never_promised(ledger: Ledger, clock:
     assert answers == ["exceeds_pool", "exceeds_pool", None]
 
 
-async def test_blocks_promised_to_others_stay_free_unless_nothing_runs(ledger: Ledger, clock: Clock) -> None:
+async def test_what_others_were_promised_stays_free_unless_nothing_runs(ledger: Ledger, clock: Clock) -> None:
     """A newcomer waits until those told to come back have theirs too; an idle replica takes it; size is no matter of it."""
     await ledger.publish([report(clock())], [], 30)
-    first = await ledger.reserve(ask("1", candidate(n=need(60), expected_s=10.0, promised_blocks=90)))
+
+    def told(blocks: int) -> Promised:
+        return Promised((due(clock, 0.0, blocks, 30.0),))
+
+    first = await ledger.reserve(ask("1", candidate(n=need(60), expected_s=10.0, promised=told(90))))
     second = await ledger.reserve(ask("2", candidate(n=need(30), expected_s=20.0)))
-    behind = await ledger.reserve(ask("3", candidate(n=need(10), promised_blocks=61)))
-    fits = await ledger.reserve(ask("4", candidate(n=need(5), promised_blocks=5)))
+    behind = await ledger.reserve(ask("3", candidate(n=need(10), promised=told(61))))
+    fits = await ledger.reserve(ask("4", candidate(n=need(5), promised=told(5))))
     assert (first.chosen, second.chosen, fits.chosen) == (0, 0, 0)
     assert (behind.verdicts[0].refused_by, behind.verdicts[0].retry_after_s) == ("insufficient_headroom", 20.0)
+
+
+async def half_full(ledger: Ledger, clock: Clock) -> None:
+    """Of 100 blocks 40 are free in 10 s and 20 in 20 s; 40 are free now."""
+    await ledger.publish([report(clock())], [], 30)
+    for rid, blocks, seconds in (("first", 40, 10.0), ("second", 20, 20.0)):
+        assert (await ledger.reserve(ask(rid, candidate(n=need(blocks), expected_s=seconds)))).chosen == 0
+
+
+@pytest.mark.parametrize(
+    ("blocks", "run_s", "due_s", "due_blocks", "wait_s"),
+    [
+        (30, 5.0, 6.0, 40, None),
+        (30, 6.0, 6.0, 40, None),
+        (30, 6.000001, 6.0, 40, 10.0),
+        (30, 60.0, 10.0, 50, None),
+        (30, 60.0, 10.0, 51, 20.0),
+        (30, 60.0, 9.9, 40, 10.0),
+        (41, 60.0, 15.0, 39, 10.0),
+        (41, 4.0, 14.0, 40, 10.0),
+        (41, 4.000001, 14.0, 40, 20.0),
+    ],
+)
+async def test_who_delays_nobody_goes_first(
+    ledger: Ledger, clock: Clock, blocks: int, run_s: float, due_s: float, due_blocks: int, wait_s: float | None
+) -> None:
+    """A newcomer that is over before a promise is due, or leaves enough by then, is admitted; else it waits until it does."""
+    await half_full(ledger, clock)
+    promised = Promised((due(clock, due_s, due_blocks, 30.0),))
+    result = await ledger.reserve(ask("new", candidate(n=need(blocks), expected_s=run_s, promised=promised)))
+    verdict = result.verdicts[0]
+    assert (verdict.refused_by, verdict.retry_after_s) == (wait_s and "insufficient_headroom", wait_s)
+
+
+async def test_a_promise_ends_when_its_run_does(ledger: Ledger, clock: Clock) -> None:
+    """Its blocks are free again then, for a run as long as the asker's where nobody said how long it takes."""
+    await half_full(ledger, clock)
+    waits = []
+    for run_s in (3.0, None):
+        promised = Promised((due(clock, 10.0, 80, run_s),))
+        result = await ledger.reserve(ask(f"{run_s}", candidate(n=need(41), expected_s=7.0, promised=promised)))
+        waits.append(result.verdicts[0].retry_after_s)
+    assert waits == [13.0, 17.0]
+
+
+async def test_who_was_refused_earlier_need_not_wait_for_later_ones(ledger: Ledger, clock: Clock) -> None:
+    """It leaves room to those before it; where it does not fit, it is told a time at which it takes from nobody."""
+    await half_full(ledger, clock)
+    later = (due(clock, 0.0, 40, 30.0),)
+    mine = await ledger.reserve(ask("mine", candidate(n=need(30), promised=Promised((), later))))
+    more = await ledger.reserve(ask("more", candidate(n=need(20), expected_s=60.0, promised=Promised((), later))))
+    assert (mine.chosen, more.chosen, more.verdicts[0].retry_after_s) == (0, None, 10.0)
+    newcomer = await ledger.reserve(ask("new", candidate(n=need(10), promised=Promised(later))))
+    assert newcomer.chosen is None
 
 
 async def test_a_request_larger_than_the_pool_is_told_so_even_when_it_is_empty(ledger: Ledger, clock: Clock) -> None:

@@ -14,13 +14,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from extproc.ledger.base import Ended, ReplicaState, Reservation, State
 from extproc.ledger.inmemory import InMemoryLedger
+from extproc.ledger.line import Due, Promised
 from extproc.ledger.redis import RedisLedger
+from extproc.ledger.rules import to_us
 from tests.support.ledgers import Clock, ask, candidate, device, end, need, record, report, reservation
 from tests.support.valkey import ValkeyServer, redis_binary
 
 RIDS = st.sampled_from([f"r{i}" for i in range(8)])
 REPLICAS = st.sampled_from(["a", "b"])
 AGES = st.sampled_from([0.0, 0.001, 0.4, 1.5, 2.5, 9.0, 61.0])
+#: Due in so many seconds, blocks, for so long.
+DUES = st.lists(
+    st.tuples(
+        st.sampled_from([-0.4, 0.0, 1.5, 3.0, 9.0]), st.sampled_from([5, 30]), st.sampled_from([-1e-6, 0.0, 2.0, 9.0])
+    ),
+    max_size=3,
+)
 CAPACITY = {"a": 100, "b": 40}
 
 
@@ -66,21 +75,25 @@ class LedgerMachine(RuleBasedStateMachine):
         prefill=st.sampled_from([0, 300, 900, 5000]), lane=st.sampled_from(["fast", "batch"]),
         limit=st.sampled_from([None, 1, 3]), lease=st.sampled_from([0.5, 10.0]), force=st.sampled_from([False] * 7 + [True]),
         vram=st.sampled_from([(), (0,), (300,)]), share=st.sampled_from([None, 0.4]), queue=st.sampled_from([None, 1]),
-        promised=st.sampled_from([0, 0, 5, 30]),
+        promised=st.one_of(st.just(([], [])), st.tuples(DUES, DUES)),
     )  # fmt: skip
     def reserve(
         self, rid: str, order: list[str], blocks: int, sequences: int, prefill: int, lane: str, limit: int | None,
         lease: float, force: bool, vram: tuple[int, ...], share: float | None, queue: int | None,
-        promised: int,
+        promised: tuple[list[tuple[float, int, float]], list[tuple[float, int, float]]],
     ) -> None:  # fmt: skip
         """Reserve over up to three candidates."""
+        before, after = (
+            tuple(Due(to_us(self.clock() + due_s), size, to_us(run_s)) for due_s, size, run_s in dues)
+            for dues in promised
+        )
         places = [
             candidate(
                 name, remote=name == "far", cap_s=30.0, expected_s=round(blocks / 7, 6), watermark=0.03, keep_free_blocks=2,
                 n=need(blocks, prefill=prefill, sequences=sequences, vram_bytes=vram if any(vram) else ()),
                 devices=("GPU-1",) if vram else (), device_guard_bytes=100, prefill_rate=333.0,
                 prefill_capacity_tokens=1000.0, lane_share=share, lane_yields_at=0.8 if lane == "batch" else None,
-                max_waiting=queue, promised_blocks=promised,
+                max_waiting=queue, promised=Promised(before, after),
             )
             for name in order
         ]  # fmt: skip
@@ -235,7 +248,7 @@ def test_every_state_is_reachable_by_the_machines_own_rules(server: ValkeyServer
     machine = LedgerMachine(server.url)
     reserve = {
         "order": ["a", "b", "far"], "blocks": 5, "sequences": 1, "prefill": 300, "lane": "fast", "limit": None,
-        "lease": 0.5, "force": False, "vram": (300,), "share": None, "queue": None, "promised": 0,
+        "lease": 0.5, "force": False, "vram": (300,), "share": None, "queue": None, "promised": ([], []),
     }  # fmt: skip
     machine.reserve(rid="r0", **reserve)
     machine.tick(seconds=1.5)

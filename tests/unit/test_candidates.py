@@ -17,6 +17,7 @@ from extproc.candidates import (
 )
 from extproc.config.models import Config, Lane
 from extproc.ledger.base import ReplicaState, ReplicaView
+from extproc.ledger.line import NOTHING, Due, Promised
 from extproc.memory import KvModel
 from extproc.types import Reason, TokenCount
 
@@ -126,11 +127,12 @@ def test_found_replicas_stand_where_their_name_stands() -> None:
     assert names() == [("big", Reason.UNKNOWN_STATE)]
 
 
-def test_promised_blocks_belong_to_their_replica() -> None:
-    """What one replica keeps for others is no matter at the next."""
-    (only,) = rounds(2, promised=lambda name: 7 if name == "big-1" else 0)
-    kept = {place.replica: place.candidate.promised_blocks for place in only if place.candidate is not None}
-    assert kept == {"big-0": 0, "big-1": 7, "small-0": 0, "far": 0}
+def test_what_is_promised_belongs_to_its_replica() -> None:
+    """What others were told of one replica is no matter at the next."""
+    told = Promised((Due(1, 7),))
+    (only,) = rounds(2, promised=lambda name: told if name == "big-1" else NOTHING)
+    kept = {place.replica: place.candidate.promised for place in only if place.candidate is not None}
+    assert kept == {"big-0": NOTHING, "big-1": told, "small-0": NOTHING, "far": NOTHING}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 --   lane_limit, lease_us, fresh_us, unknown_us, force, candidates}, decided one after the other; a candidate:
 --   {target, replica, remote, kv_blocks, input_blocks, kv_bytes, prefill_tokens, sequences, {vram bytes}, cap_blocks,
 --    cap_us, {devices}, guard_bytes, static_capacity, static_max_sequences, watermark, keep_free_blocks, prefill_rate,
---    prefill_capacity, max_waiting, lane_share, lane_yields_at, expected_us, promised_blocks}; -1 = not set.
+--    prefill_capacity, max_waiting, lane_share, lane_yields_at, expected_us,
+--    {due_us, blocks, run_us or -1, ...} promised to those refused before it, the same of those refused after it};
+--   -1 = not set.
 -- Result: a list of {chosen (0-based, -1 none), now, ended, verdicts}; a verdict:
 --   {refused_by or '', state, capacity, committed, headroom, retry_us}; -1 = unknown, for headroom false.
 -- Invariant: without force, capacity >= committed + keep_free after the call on the chosen replica, and every other
@@ -44,21 +46,60 @@ local function walk(replica)
   return found
 end
 
--- Time until `wanted` of column (1 blocks, 2 sequences) is free again, judged by the expected ends of the lane's (or,
--- with `lane_name` nil, all) reservations; one that is overdue is given half of its overrun more, or a fifth of what the
+-- How much longer one of them is expected to run: one that is overdue half of its overrun more, or a fifth of what the
 -- asker itself is expected to run (`run`).
+local function left_of(one, run)
+  local left = one[1] - now
+  return left >= 0 and left or max(floor(-left / 2), floor(run / 5), 100000)
+end
+
+-- Time until `wanted` of column (1 blocks, 2 sequences) is free again, judged by the expected ends of the lane's (or,
+-- with `lane_name` nil, all) reservations.
 local function frees_in(run, replica, wanted, column, lane_name, others)
   local t = 0
   for _, one in ipairs(walk(replica)) do
     if not lane_name or (one[4] == lane_name) ~= (others or false) then
-      local left = one[1] - now
-      if left < 0 then left = max(floor(-left / 2), floor(run / 5), 100000) end
-      t = max(t, left)
+      t = max(t, left_of(one, run))
       wanted = wanted - one[column + 1]
       if wanted <= 0 then return t end
     end
   end
   return -1
+end
+
+-- Time until `need` blocks fit for the whole of `run` beside what is promised (rules.py, starts_in_us).
+local function starts_in(run, replica, free, need, before, after)
+  local change, times = {}, {}
+  local function add(at, blocks)
+    if not change[at] then
+      times[#times + 1] = at
+      change[at] = 0
+    end
+    change[at] = change[at] + blocks
+  end
+  for _, one in ipairs(walk(replica)) do add(left_of(one, run), one[2]) end
+  for _, dues in ipairs({before, after}) do
+    for i = 1, #dues, 3 do
+      local at = max(0, dues[i] - now)
+      add(at, -dues[i + 1])
+      add(at + max(1, dues[i + 2] >= 0 and dues[i + 2] or run), dues[i + 1])
+    end
+  end
+  free = free + (change[0] or 0)
+  local start = free >= need and 0 or -1
+  table.sort(times)
+  for _, at in ipairs(times) do
+    if at > 0 then
+      if start >= 0 and at - start >= run then break end
+      free = free + change[at]
+      if free < need then
+        start = -1
+      elseif start < 0 then
+        start = at
+      end
+    end
+  end
+  return start
 end
 
 local function lane_frees_in(run)
@@ -104,8 +145,13 @@ local function stocks(c, p, s, state, room, head)
   -- An engine that is still loading reports a pool without blocks; that is no size to refuse by for good.
   if need > 0 and room <= 0 then return 'unknown_state', -1 end
   if need > room - keep or (c[21] >= 0 and need > floor(c[21] * room)) then return 'exceeds_pool', -1 end
-  if s[S_N] > 0 then keep = keep + c[24] end
-  if head - need < keep then return 'insufficient_headroom', frees_in(run, replica, need + keep - head, 1) end
+  -- An idle replica takes whoever comes.
+  local before, after = s[S_N] > 0 and c[24] or {}, s[S_N] > 0 and c[25] or {}
+  if #before == 0 and #after == 0 then
+    if head - need < keep then return 'insufficient_headroom', frees_in(run, replica, need + keep - head, 1) end
+  elseif head - need < keep or starts_in(run, replica, head - keep, need, before, {}) ~= 0 then
+    return 'insufficient_headroom', starts_in(run, replica, head - keep, need, before, after)
+  end
   if c[18] > 0 and c[19] >= 0 and c[7] > 0 and s[S_N] > 0 then
     local over = level_at(s, c[18], now) + c[7] - c[19]
     if over > 0 then

@@ -37,8 +37,8 @@ async def test_it_is_the_ledger_behind_it() -> None:
     await ledger.publish([], [], ttl_s=10.0)
     await ledger.drain("r", True)
     assert await ledger.heartbeat("i", 10.0) == 1
-    await ledger.promise("token", "r", 1, 1.0, None)
-    assert (await ledger.turn("token")).replica is None
+    await ledger.promise("token", "r", 1, 1.0, None, None)
+    assert (await ledger.turn("token")).replica == "r"
     assert await ledger.lessons([]) == []
     assert await ledger.reap() == 0
     assert all(line.stored == line.recomputed for line in await ledger.audit())
