@@ -48,6 +48,11 @@ ROUTES: dict[tuple[str, ...], Route] = {
     ("tokenize",): Route("engine.tokenize", "count_tokens", "control"),
     ("detokenize",): Route("engine.control", None, "control"),
     ("apply-template",): Route("engine.control", None, "control"),
+    ("completions", "render"): Route("engine.control", None, "control"),
+    ("completions", "derender"): Route("engine.control", None, "control"),
+    ("messages", "render"): Route("engine.control", None, "control"),
+    ("responses", "render"): Route("engine.control", None, "control"),
+    ("chat", "render"): Route("engine.control", None, "control"),
     ("ping",): Route("engine.control", None, "control"),
     ("api", "show"): Route("ollama.control", None, "control"),
 }
