@@ -64,7 +64,7 @@ class Size:
     judged: bool
 
 
-FULL = Size(300_000, 30_000, judged=True)
+FULL = Size(300_000, 60_000, judged=True)
 SMALL = Size(10_000, 1_000, judged=False)
 
 
@@ -191,11 +191,6 @@ def trend(points: list[tuple[float, float]]) -> tuple[float, float]:
     return slope, 2.0 * math.sqrt(left / (len(points) - 2) / below)
 
 
-def _late(samples: list[tuple[float, float]]) -> tuple[float, float]:
-    """Bytes per request over the second half, and twice their standard error."""
-    return trend(samples[len(samples) // 2 :])
-
-
 def run(size: Size, command: str) -> Report:
     """The whole scenario."""
     began = time.monotonic()
@@ -212,13 +207,15 @@ def run(size: Size, command: str) -> Report:
     for name, samples in asked.items():
         shown = [f"{resident / 2**20:.1f}" for _, resident in samples[:: max(1, len(samples) // 12)]]
         report.figure(f"{name}: resident MiB over the requests", " ".join(shown))
-        slope, noise = _late(samples)
-        report.figure(
-            f"{name}: growth in the second half, bytes per request", f"{slope:+.1f} ± {noise:.1f}",
-            f"<= {FLAT_BYTES:g}" if size.judged else "", holds=not size.judged or slope <= FLAT_BYTES,
-        )  # fmt: skip
-    slope, noise = _late(left["serve"])
-    report.figure(
-        "serve: growth where clients leave during the upload, bytes per request", f"{slope:+.1f} ± {noise:.1f}"
-    )
+        _judge(report, f"{name}: growth in the second half, bytes per request", samples, size)
+    for name, samples in left.items():
+        _judge(report, f"{name}: growth where clients leave during the upload, bytes per request", samples, size)
     return report
+
+
+def _judge(report: Report, what: str, samples: list[tuple[float, float]], size: Size) -> None:
+    slope, noise = trend(samples[len(samples) // 2 :])
+    report.figure(
+        what, f"{slope:+.1f} ± {noise:.1f}", f"<= {FLAT_BYTES:g}" if size.judged else "",
+        holds=not size.judged or slope <= FLAT_BYTES,
+    )  # fmt: skip
