@@ -129,7 +129,8 @@ def run(size: Size, command: str) -> Report:
         "soak", "Soak",
         f"The Azure conversation trace 2023 (`tests/data/azure_conv_18min.csv`, CC-BY 4.0) at {SPEED:g} times its speed "
         f"for {size.seconds:g} s, played {PASSES} times: {jobs} requests with caps of four times their answers, streams of at most 2 chunks a second, "
-        f"{size.shape.engines} engines of {size.shape.blocks} blocks, up to {RETRIES} retries when told.",
+        f"{size.shape.engines} engines of {size.shape.blocks} blocks, up to {RETRIES} retries when told. The first pass "
+        "fills what is bounded; growth is what each moment of the last pass needs more than the same moment of the one before.",
         command,
     )  # fmt: skip
     done = {attempt.id for attempt in attempts if attempt.whole}
