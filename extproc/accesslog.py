@@ -78,7 +78,7 @@ class LogRecord(Struct, frozen=True):
     """One entry, read. Ages are seconds before "now" of the host that reads; None where it did not happen.
 
     ``fields`` are our own metadata as written at the decision (of an end: what ``_FIELDS`` names); ``usage`` what
-    the engine reported (input_tokens, output_tokens, cached_tokens), absent keys were not reported. ``began_us`` is
+    the engine reported of the exchange (input_tokens, output_tokens, cached_tokens), absent keys were not reported. ``began_us`` is
     the exchange's begin on Envoy's wall clock. ``closed_for_s`` (of an attempt): the API wants no more for so long.
     """
 
@@ -106,9 +106,10 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
     kind = _KINDS.get(common.access_log_type)
     if kind is None:
         return None
+    of_attempt = kind is EntryKind.ATTEMPT_END
     metadata = common.metadata.filter_metadata
     fields = _values(metadata[DECISION_NAMESPACE], _FIELDS[kind]) if DECISION_NAMESPACE in metadata else {}
-    usage = _values(metadata[USAGE_NAMESPACE]) if USAGE_NAMESPACE in metadata else {}
+    usage = _usage(metadata[USAGE_NAMESPACE]) if not of_attempt and USAGE_NAMESPACE in metadata else {}
     rid = fields.get("rid") or entry.request.request_headers.get(HEADER_RID) or None
     status = response.response_code.value if response.HasField("response_code") else None
     start = common.start_time
@@ -123,7 +124,7 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
         request_id=common.stream_id or entry.request.request_id,
         cluster=common.upstream_cluster,
         fields=fields,
-        usage={name: int(value) for name, value in usage.items() if isinstance(value, float) and 0 <= value < 2**53},
+        usage=usage,
         how=_ended(common, response.response_code_details, kind, status),
         status=status,
         began_us=start.seconds * 1_000_000 + start.nanos // 1000,
@@ -134,7 +135,7 @@ def read(entry: pb.HTTPAccessLogEntry, now_s: float) -> LogRecord | None:
         response_bytes=response.response_body_bytes,
         attempts=common.upstream_request_attempt_count,
         closed_for_s=closed_for_s(status, response.response_headers)
-        if kind is EntryKind.ATTEMPT_END and (status in SPENT or response.response_headers)
+        if of_attempt and (status in SPENT or response.response_headers)
         else None,
     )
 
@@ -180,6 +181,12 @@ def _values(struct: Any, wanted: tuple[str, ...] | None = None) -> dict[str, str
         elif (kind := value.WhichOneof("kind")) in ("string_value", "number_value"):
             found[name] = getattr(value, kind)
     return found
+
+
+def _usage(struct: Any) -> dict[str, int]:
+    """The counts in what the engine reported."""
+    reported = _values(struct)
+    return {name: int(value) for name, value in reported.items() if isinstance(value, float) and 0 <= value < 2**53}
 
 
 def _seconds(span: Any) -> float:

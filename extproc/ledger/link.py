@@ -201,7 +201,7 @@ class Link:
         stream = self._there(PATIENT_S)
         try:
             async with asyncio.timeout(timeout_s):
-                replies = await asyncio.gather(*map(stream.send, packed), return_exceptions=True)
+                replies = await stream.send_all(packed)
         except TimeoutError:
             raise OutcomeUnknown(f"no answer within {timeout_s * 1000:.0f} ms") from None
         return [self._refused(str(r), stream) if isinstance(r, hiredis.ReplyError) else r for r in replies]

@@ -31,6 +31,31 @@ class Part:
     payload: bytes
 
 
+class Together:
+    """Many commands' replies for one who waits for them all; stands once for each among the waiting calls."""
+
+    __slots__ = ("_count", "_future", "_replies")
+
+    def __init__(self, future: asyncio.Future[list[Any]], count: int) -> None:
+        self._future = future
+        self._count = count
+        self._replies: list[Any] = []
+
+    def done(self) -> bool:
+        """Whether nobody waits for them any more."""
+        return self._future.done()
+
+    def set_result(self, reply: Any) -> None:
+        """The next command's reply."""
+        self._replies.append(reply)
+        if len(self._replies) == self._count:
+            self._future.set_result(self._replies)
+
+    def set_exception(self, error: BaseException) -> None:
+        """The next command got none: the error stands in its place."""
+        self.set_result(error)
+
+
 class Carrier:
     """One command on its way with its parts; stands among the waiting calls where a future would."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import hiredis
 
 from extproc.errors import LedgerDown
-from extproc.ledger.shared import Carrier, Part
+from extproc.ledger.shared import Carrier, Part, Together
 
 #: A connection on which calls wait and nothing at all has come for this long is dropped and built anew. With Sentinels
 #: or a cluster a failover has to take longer than this, or a stopped master that goes on is believed.
@@ -37,7 +38,7 @@ class Stream(asyncio.Protocol):
     def __init__(self, host: str = "") -> None:
         self.host = host
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
-        self._waiting: deque[asyncio.Future[Any] | Carrier] = deque()
+        self._waiting: deque[asyncio.Future[Any] | Carrier | Together] = deque()
         self._out: list[bytes | Carrier] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -80,8 +81,7 @@ class Stream(asyncio.Protocol):
 
     def send(self, command: bytes | Part) -> asyncio.Future[Any]:
         """The reply to a command, or the answer to a part, which travels with those sent just before it."""
-        if self._transport is None or self.retired or self._transport.is_closing():
-            raise NotRun("the ledger's connection is closed")
+        self._refuse_closed()
         future = self._loop.create_future()
         self.pending += 1
         if isinstance(command, bytes):
@@ -94,7 +94,23 @@ class Stream(asyncio.Protocol):
         last.add(command, future)
         return future
 
-    def _put(self, command: bytes | Carrier, waiting: asyncio.Future[Any] | Carrier) -> None:
+    def send_all(self, commands: Sequence[bytes]) -> asyncio.Future[list[Any]]:
+        """The replies to some commands, once all are there; an error stands for one that got none."""
+        self._refuse_closed()
+        future = self._loop.create_future()
+        if not commands:
+            future.set_result([])
+        together = Together(future, len(commands))
+        self.pending += len(commands)
+        for command in commands:
+            self._put(command, together)
+        return future
+
+    def _refuse_closed(self) -> None:
+        if self._transport is None or self.retired or self._transport.is_closing():
+            raise NotRun("the ledger's connection is closed")
+
+    def _put(self, command: bytes | Carrier, waiting: asyncio.Future[Any] | Carrier | Together) -> None:
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(command)

@@ -37,7 +37,9 @@ CAVEATS = """\
   kvgate's round trip to Valkey.
 - CPU is the Python process's own clock, user and system, per answered request. It contains everything that kvgate does
   for a request: decision, metrics, decision log, both access-log entries, the release in the ledger.
-- The no-op server reads each stream to its end; kvgate ends it with its answer.
+- The no-op server iterates over each stream to its end, as servers do. kvgate reads from the call itself, and its answer
+  leaves in one batch with the end of the stream; "no-op, lean" does that too. Both are cheaper per request the more of
+  them there are: gRPC's threads then wake once for several.
 - Counted bodies hold text the tokenizer has not seen before; an agent's turn repeats most of its text and costs less.
 - Stages are measured alone and without system calls, with warm caches and with cold ones (others' memory was read before
   each request). What a live server spends beyond the no-op's cost and these is the ledger's and the decision log's

@@ -1,7 +1,7 @@
 """What a decision adds to a request: ``python -m tests.bench.bench_gateway [--seconds S] [--json FILE]``.
 
-Four arms with the same client, upstream and Envoy, in short alternating rounds: Envoy alone, a no-op ext_proc server
-(``tests.bench.noop``), ``kvgate serve`` that counts by the bound, and ``kvgate serve`` that counts with a real
+Five arms with the same client, upstream and Envoy, in short alternating rounds: Envoy alone, a no-op ext_proc server
+(``tests.bench.noop``), the same with kvgate's own calls of gRPC, ``kvgate serve`` that counts by the bound, and ``kvgate serve`` that counts with a real
 tokenizer text it has never seen. Latency is the client's; CPU is the server process's own clock.
 """
 
@@ -35,8 +35,8 @@ from tests.payloads.tokenizers import tokenizer_dir
 from tests.support import envoy_process
 from tests.support.valkey import ValkeyServer
 
-ALONE, NOOP, BOUND, COUNTED = "envoy alone", "no-op", "kvgate, bound", "kvgate, counted"
-ARMS = (ALONE, NOOP, BOUND, COUNTED)
+ALONE, NOOP, LEAN, BOUND, COUNTED = "envoy alone", "no-op", "no-op, lean", "kvgate, bound", "kvgate, counted"
+ARMS = (ALONE, NOOP, LEAN, BOUND, COUNTED)
 #: Name -> bytes of the request body.
 BODIES = {"1 KB": 1_000, "20 KB": 20_000}
 CONCURRENT = (1, 8)
@@ -172,6 +172,11 @@ def noop(config: Path, socket: Path) -> list[str]:
     return ["tests.bench.noop", f"unix:{socket}", CLUSTER]
 
 
+def lean(config: Path, socket: Path) -> list[str]:
+    """Arguments of the no-op server that calls gRPC as kvgate does."""
+    return [*noop(config, socket), "--lean"]
+
+
 def kvgate(config: Path, socket: Path) -> list[str]:
     """Arguments of ``kvgate serve``."""
     return ["extproc.cli", "serve", "-c", str(config), "--workers", "1"]
@@ -182,7 +187,7 @@ async def arms(upstream_port: int) -> AsyncIterator[list[Arm]]:
     """All arms, running."""
     tokenizer = tokenizer_dir("qwen-2.5") / "tokenizer.json"
     plans: list[tuple[str, Callable[[Path, Path], list[str]] | None, Path | None]] = [
-        (ALONE, None, None), (NOOP, noop, None), (BOUND, kvgate, None), (COUNTED, kvgate, tokenizer)
+        (ALONE, None, None), (NOOP, noop, None), (LEAN, lean, None), (BOUND, kvgate, None), (COUNTED, kvgate, tokenizer)
     ]  # fmt: skip
     with ExitStack() as stack:
         valkey = stack.enter_context(ValkeyServer())
@@ -267,7 +272,7 @@ def table(cells: dict[tuple[str, str, int], Cell]) -> list[dict[str, Any]]:
 def main() -> int:
     """Print the figures; 1 where the decision without counting costs more than ``AIM_RATIO`` no-op servers of CPU."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=75.0)
+    parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--slice", type=float, default=0.4)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -1,8 +1,9 @@
-"""An ext_proc server that decides nothing: ``python -m tests.bench.noop unix:PATH CLUSTER``.
+"""An ext_proc server that decides nothing: ``python -m tests.bench.noop unix:PATH CLUSTER [--lean]``.
 
 The floor of what any ext_proc server in this Python costs: grpc.aio with the wire messages, event loop and options of
 ``kvgate serve``, each body answered with one constant plan of the size of a real one, each access-log entry read and
-dropped. Prints one line of JSON when it listens.
+dropped. ``--lean``: with the calls of gRPC that kvgate makes; messages are read from the call itself, and the answer
+leaves in one batch with the end of its stream. Prints one line of JSON when it listens.
 """
 
 from __future__ import annotations
@@ -52,14 +53,24 @@ def constant_plan(cluster: str) -> pb.ProcessingResponse:
 class NoOp:
     """The handlers."""
 
-    def __init__(self, cluster: str) -> None:
+    def __init__(self, cluster: str, *, lean: bool) -> None:
         self._plan = constant_plan(cluster)
+        self._lean = lean
 
     async def process(self, requests: AsyncIterator[pb.ProcessingRequest], context: Any) -> None:
         """ExternalProcessor.Process."""
         async for message in requests:
             stage = message.WhichOneof("request")
             await context.write(self._plan if stage == "request_body" else CONTINUES[str(stage)])
+
+    async def process_lean(self, _requests: AsyncIterator[pb.ProcessingRequest], context: Any) -> pb.ProcessingResponse:
+        """The same, as ``extproc.server`` does it."""
+        while (message := await context.read()) is not grpc.aio.EOF:
+            stage = message.WhichOneof("request")
+            if stage == "request_body":
+                return self._plan
+            await context.write(CONTINUES[str(stage)].SerializeToString())
+        return pb.ProcessingResponse()
 
     async def log(self, messages: AsyncIterator[pb.StreamAccessLogsMessage], _context: Any) -> Any:
         """AccessLogService.StreamAccessLogs."""
@@ -74,7 +85,10 @@ class NoOp:
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """The three services under Envoy's names."""
         encode: Any = lambda message: message.SerializeToString()  # noqa: E731
-        process = grpc.stream_stream_rpc_method_handler(self.process, pb.ProcessingRequest.FromString, encode)
+        read = pb.ProcessingRequest.FromString
+        process = grpc.stream_stream_rpc_method_handler(self.process, read, encode)
+        if self._lean:
+            process = grpc.stream_unary_rpc_method_handler(self.process_lean, read, encode)
         log = grpc.stream_unary_rpc_method_handler(self.log, pb.StreamAccessLogsMessage.FromString, encode)
         check = grpc.unary_unary_rpc_method_handler(self.check, pb.HealthCheckRequest.FromString, encode)
         return [
@@ -84,10 +98,10 @@ class NoOp:
         ]
 
 
-async def serve(address: str, cluster: str) -> None:
+async def serve(address: str, cluster: str, *, lean: bool) -> None:
     """Serve on ``address`` until SIGTERM."""
     server = grpc.aio.server(options=OPTIONS)
-    server.add_generic_rpc_handlers(NoOp(cluster).handlers())
+    server.add_generic_rpc_handlers(NoOp(cluster, lean=lean).handlers())
     server.add_insecure_port(address)
     await server.start()
     print(json.dumps({"ready": address}), flush=True)
@@ -99,4 +113,4 @@ async def serve(address: str, cluster: str) -> None:
 
 if __name__ == "__main__":
     run = asyncio.run if "--asyncio" in sys.argv else uvloop.run
-    run(serve(sys.argv[1], sys.argv[2]))
+    run(serve(sys.argv[1], sys.argv[2], lean="--lean" in sys.argv))
