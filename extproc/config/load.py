@@ -28,6 +28,7 @@ MENDS = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
     "float_type": "must be a number",
+    "string_unicode": "holds half of a character; write the character itself, not its escapes",
     "string_type": "must be text; put it in quotes",
     "bool_type": "must be true or false",
     "model_type": "must be a mapping of keys to values",
