@@ -221,7 +221,10 @@ def test_an_unknown_key_names_the_one_that_was_meant(text: str, line: str) -> No
         ("lanes:\n  a: {}\x00", "k.yaml: line 2: holds the character 0x0; "),
         ("lanes: " + "{a: " * 5000, "k.yaml: nested too deeply; "),
         ("lanes: {a: {}}\nenvoy: {undecided: opened}", "k.yaml: envoy.undecided: "),
-        ('lanes: {a: {fallback: "\\ud83d\\ude00"}}', "k.yaml: lanes.a.fallback: holds half of a character; "),
+        (
+            'targets: {t: {engine: vllm, servedModel: "\\ud83d\\ude00"}}',
+            "k.yaml: targets.t.servedModel: holds half of a character; ",
+        ),
     ],
     ids=lambda text: text[:24],
 )
