@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from extproc.dialects import fields
-from extproc.dialects.content import IMAGE_PART, Gathered, clean, kind_of, take_image, text_of
+from extproc.dialects.content import IMAGE_PART, TOOL_REFERENCE, Gathered, clean, kind_of, take_image, text_of
 from extproc.dialects.jsonbody import Members
 from extproc.dialects.model import BodyLimits, ChatPrompt, InferenceRequest, Json, Route
 from extproc.dialects.openai import generation, with_template
@@ -13,8 +13,11 @@ from extproc.errors import BadRequest
 
 Message = dict[str, Json]
 
-#: Blocks that never reach a prompt.
-_SILENT = frozenset({"redacted_thinking", "tool_reference", "tool_addition", "tool_removal"})
+#: Blocks that change which tools are declared.
+_CHANGES = frozenset({"tool_addition", "tool_removal"})
+
+#: Blocks that never reach a prompt where they stand.
+_SILENT = _CHANGES | {"redacted_thinking", TOOL_REFERENCE}
 
 
 def messages(members: Members, route: Route, limits: BodyLimits) -> InferenceRequest:
@@ -31,7 +34,7 @@ def messages(members: Members, route: Route, limits: BodyLimits) -> InferenceReq
         if type(message) is not dict:
             raise BadRequest(400, "invalid_type", f"messages[{index}] must be an object.", f"messages[{index}]")
         _message(message, out, gathered)
-    tools = [_tool(tool) for tool in fields.listing(members.get("tools"), "tools")]
+    tools = [_tool(tool) for tool in _in_effect(fields.listing(members.get("tools"), "tools"), given)]
     prompt = ChatPrompt(messages=out, tools=tools or None, merge_system=True, kwargs=_kwargs(members))
     request = generation(
         members,
@@ -51,11 +54,48 @@ def count_tokens(members: Members, route: Route, limits: BodyLimits) -> Inferenc
     return replace(messages(members, route, limits), reserve=False, stream=False, max_output_tokens=0)
 
 
+def _in_effect(declared: list[Json], messages: list[Json]) -> list[Json]:
+    """The tools at the end of the conversation, which are those that a template sees.
+
+    One added by reference is no longer deferred, one added by value is declared, a removed one is gone.
+    """
+    changes = [
+        block
+        for message in messages
+        if type(content := message.get("content")) is list
+        for block in content
+        if kind_of(block) in _CHANGES
+    ]
+    if not changes:
+        return declared
+    tools: dict[str | int, Json] = {}
+    for at, tool in enumerate(declared):
+        name = tool.get("name") if type(tool) is dict else None
+        tools[name if type(name) is str else at] = tool
+    removed: set[str] = set()
+    for block in changes:
+        change = fields.mapping(block.get("tool"), "tool")
+        definition = change.get("definition")
+        name = (definition if type(definition) is dict else change).get("name")
+        if type(name) is not str:
+            continue
+        if type(definition) is dict:
+            tools[name] = definition
+        elif kind_of(block) == "tool_addition" and type(tools.get(name)) is dict:
+            tools[name] = {**tools[name], "defer_loading": None}
+        if kind_of(block) == "tool_removal":
+            removed.add(name)
+        else:
+            removed.discard(name)
+    return [tool for name, tool in tools.items() if name not in removed]
+
+
 def _system(system: Json, gathered: Gathered) -> Json:
     """A system prompt as text or text parts; how an engine joins them, and what it drops, is the counter's business."""
     if type(system) is not list:
         return clean(system, gathered)
-    return [part for part in clean(system, gathered) if type(part) is str or part.get("text")]
+    said = [part for part in system if kind_of(part) not in _CHANGES]
+    return [part for part in clean(said, gathered) if type(part) is str or part.get("text")]
 
 
 def _message(message: Message, out: list[Message], gathered: Gathered) -> None:
@@ -106,6 +146,7 @@ def _tool_result(block: Message, out: list[Message], gathered: Gathered) -> None
     content = block.get("content")
     texts: list[str] = []
     pictures: list[Json] = []
+    references: list[Json] = []
     blocks = content if type(content) is list else [content]
     # vLLM takes text or a list of blocks here, and skips what is no block.
     if type(content) is dict or (blocks is content and any(type(item) is not dict for item in blocks)):
@@ -115,6 +156,9 @@ def _tool_result(block: Message, out: list[Message], gathered: Gathered) -> None
         if kind == "image" and type(item) is dict:
             take_image(item, gathered)
             pictures.append(IMAGE_PART)
+        elif kind == TOOL_REFERENCE and type(item) is dict:
+            name = item.get("tool_name") or item.get("name")
+            references += [{"type": kind, "name": name}] if name and type(name) is str else []
         elif kind not in _SILENT and item is not None:
             parts = _document(item, gathered) if kind == "document" else clean([item], gathered)
             pictures += [IMAGE_PART for part in parts if kind_of(part) == "image"]
@@ -122,6 +166,9 @@ def _tool_result(block: Message, out: list[Message], gathered: Gathered) -> None
     out.append({"role": "tool", "tool_call_id": block.get("tool_use_id") or "", "content": "\n".join(texts)})
     if pictures:
         out.append({"role": "user", "content": pictures})
+    if references:
+        # A template that knows deferred tools writes the definitions here.
+        out.append({"role": "tool", "tool_call_id": block.get("tool_use_id") or "", "content": references})
 
 
 def _document(block: Message, gathered: Gathered) -> list[Json]:

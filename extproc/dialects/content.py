@@ -93,6 +93,9 @@ _BASE64_RUN = re.compile(rb"[A-Za-z0-9+/]*+")
 
 IMAGE_PART = {"type": "image"}
 
+#: A part that names a deferred tool, whose definition a template may write in its place.
+TOOL_REFERENCE = "tool_reference"
+
 
 @dataclass(slots=True)
 class Gathered:
@@ -169,6 +172,8 @@ def _clean_part(part: Json, gathered: Gathered) -> Json:
     if kind in IMAGE_TYPES:
         take_image(part, gathered)
         return IMAGE_PART if type(part.get("text")) is not str else {"type": "image", "text": part["text"]}
+    if kind == TOOL_REFERENCE and type(part.get("name")) is str:
+        return part
     return _clean_unknown(part, kind, gathered)
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable
 from json.encoder import encode_basestring
 
+from extproc.dialects.content import TOOL_REFERENCE
 from extproc.dialects.model import ChatPrompt, Json, Prompt, TextPrompt, TokenPrompt
 from extproc.tokens.overheads import ANY, TemplateOverhead
 
@@ -166,9 +168,27 @@ def chat_bound(
     if prompt.tools:
         # Printed as JSON or spelled in tags, never both.
         total += overhead.tools + max(_spelled_and_printed(prompt.tools, measure, counted))
+        for tool, times in _referred(prompt):
+            total += times * (overhead.per_call + max(_spelled_and_printed(tool, measure, counted)))
     if prompt.kwargs:
         total += _spelled_and_printed(prompt.kwargs, measure, counted)[1]
     return total
+
+
+def _referred(prompt: ChatPrompt) -> list[tuple[Json, int]]:
+    """Tools that parts refer to by name, and how often: a template may write each again in their place."""
+    names = Counter(
+        name
+        for message in prompt.messages
+        if isinstance(content := message.get("content"), list)
+        for part in content
+        if isinstance(part, dict) and part.get("type") == TOOL_REFERENCE and isinstance(name := part.get("name"), str)
+    )
+    if not names:
+        return []
+    functions = [(tool, tool.get("function")) for tool in prompt.tools or () if isinstance(tool, dict)]
+    named = [(tool, function.get("name")) for tool, function in functions if isinstance(function, dict)]
+    return [(tool, names[name]) for tool, name in named if isinstance(name, str) and names[name]]
 
 
 def _speaks(message: dict[str, Json]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from extproc.dialects.content import TEXT_TYPES
+from extproc.dialects.content import TEXT_TYPES, TOOL_REFERENCE
 from extproc.dialects.model import ChatPrompt, Json
 from extproc.tokens.templates import ChatTemplate
 
@@ -85,7 +85,9 @@ def _content(content: Json, role: Json, wants_parts: bool, keep_billing: bool) -
 def _text(part: Json) -> str | None:
     if isinstance(part, str):
         return part
-    text = part.get("text") if isinstance(part, dict) else None
+    if not isinstance(part, dict):
+        return None
+    text = part.get("name" if part.get("type") == TOOL_REFERENCE else "text")
     return text if isinstance(text, str) else None
 
 
@@ -99,6 +101,8 @@ def _wrapped(part: Json) -> dict[str, Json] | None:
         return {"type": "image"}
     if text is None:
         return None
+    if part.get("type") == TOOL_REFERENCE:
+        return {"type": TOOL_REFERENCE, "name": text}
     extras = {key: value for key, value in part.items() if key not in _PART_FIELDS}
     return {"type": "text", "text": text, **extras}
 

@@ -48,6 +48,42 @@ def test_anthropic_thinking_lies_inside_the_cap() -> None:
     assert request(MESSAGES, body).max_output_tokens == 32000
 
 
+def changed(*blocks: dict[str, Any]) -> list[str | None]:
+    """Names of the tools in effect after these blocks of a system message, where two are declared."""
+    tools = [{"name": "f", "input_schema": {}}, {"name": "g", "input_schema": {}, "defer_loading": True}]
+    message = {"role": "system", "content": [*blocks, {"type": "text", "text": "now"}]}
+    prompt = chat_prompt(MESSAGES, {"max_tokens": 1, "tools": tools, "messages": [message]})
+    assert prompt.messages == [{"role": "system", "content": [{"type": "text", "text": "now"}]}]
+    return [f"{t['function']['name']}{'-' * ('defer_loading' in t['function'])}" for t in prompt.tools or []]
+
+
+def test_anthropic_tools_change_within_the_conversation() -> None:
+    """By value, by reference, and away again; the template sees those in effect at the end."""
+    by_value = {
+        "type": "tool_addition",
+        "tool": {"type": "tool_definition", "definition": {"name": "h", "input_schema": {}}},
+    }
+    by_name = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "g"}}
+    away = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}}
+    odd = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": ["g"]}}
+    assert changed() == ["f", "g-"]
+    assert changed(by_value) == ["f", "g-", "h"]
+    assert changed(by_name, odd) == ["f", "g"]
+    assert changed(away, by_value) == ["g-", "h"]
+    assert changed(away, {**away, "type": "tool_addition"}) == ["f", "g-"]
+
+
+def test_anthropic_tool_references_are_a_message_of_their_own() -> None:
+    """What a search for tools found goes to the template, which may write the definitions."""
+    found = [{"type": "tool_reference", "tool_name": "g"}, {"type": "text", "text": "one"}, {"type": "tool_reference"}]
+    block = {"type": "tool_result", "tool_use_id": "t", "content": found}
+    prompt = chat_prompt(MESSAGES, {"max_tokens": 1, "messages": [{"role": "user", "content": [block]}]})
+    assert prompt.messages == [
+        {"role": "tool", "tool_call_id": "t", "content": "one"},
+        {"role": "tool", "tool_call_id": "t", "content": [{"type": "tool_reference", "name": "g"}]},
+    ]
+
+
 def test_anthropic_tools_take_the_openai_form() -> None:
     """A schema without a type is an object's, as vLLM completes it."""
     body = {"messages": [], "max_tokens": 1, "tools": [{"name": "f", "description": "d", "input_schema": {}}]}

@@ -116,6 +116,41 @@ def test_prompts_that_vllm_fills_up() -> None:
     assert chatml_counter().count(found).source == "bound"
 
 
+def test_deferred_tools_are_written_where_they_are_referred_to() -> None:
+    """GLM 5.1's template does; 203 tokens is what transformers renders, and the bound has room for each reference."""
+    city = {"type": "object", "properties": {"city": {"type": "string", "description": "where"}}}
+    weather = {
+        "name": "get_weather",
+        "description": "Gets the weather of a place",
+        "input_schema": city,
+        "defer_loading": True,
+    }
+    search = {"name": "search", "description": "Finds tools", "input_schema": {"type": "object", "properties": {}}}
+    template = tokenizer_dir("glm-5.1") / "chat_template.jinja"
+    made = load_tokenizer(tokenizer_dir("glm-4.7-flash") / "tokenizer.json", template, now=lambda: NOW)
+
+    def asked(times: int) -> InferenceRequest:
+        found = {
+            "type": "tool_result",
+            "tool_use_id": "t1",
+            "content": [{"type": "tool_reference", "tool_name": "get_weather"}] * times,
+        }
+        call = {"type": "tool_use", "id": "t1", "name": "search", "input": {"q": "weather"}}
+        messages = [
+            {"role": "user", "content": "weather in Oslo?"},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [found]},
+        ]
+        return request(
+            "/v1/messages", {"model": "m", "max_tokens": 9, "tools": [search, weather], "messages": messages}
+        )
+
+    assert (made.count(asked(1)).input_tokens, made.count(asked(1)).source) == (203, "exact")
+    for times in (1, 30):
+        assert made.bound(asked(times)).input_tokens >= made.count(asked(times)).input_tokens
+    assert made.count(asked(30)).input_tokens > 203 + 29 * 30
+
+
 def test_pieces_of_a_text_are_joined_by_marks() -> None:
     """llama.cpp puts tokens of its own around what is to be filled in, and a repository's name before files."""
     body = {
