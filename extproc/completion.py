@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from extproc.accesslog import EntryKind, LogRecord
+from extproc.backlog import Backlog
 from extproc.config.models import Config
 from extproc.decisions import Identity
 from extproc.errors import LedgerDown
@@ -33,8 +35,6 @@ from extproc.ledger.base import (
 from extproc.ledger.posture import LocalShare
 from extproc.metadata import exchange_id, reservation_from
 
-#: Records are sent to the ledger in batches gathered over this long.
-FLUSH_S = 0.02
 #: How often expired leases are looked at.
 REAP_S = 1.0
 #: A gap in our own loop longer than this means that we did not listen.
@@ -76,6 +76,7 @@ class Completion:
         view: Callable[[str], ReplicaView | None],
         room_came_free: Callable[[], None],
         clock_s: Callable[[], float],
+        backlog: Backlog,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -85,6 +86,7 @@ class Completion:
         self._view = view
         self._room_came_free = room_came_free
         self._clock_s = clock_s
+        self._backlog = backlog
         self._pool = config.ledger.pool
         self._lags = {name: target.abort_lag_ms / 1000.0 for name, target in config.targets.items()}
         self._target_of = {replica.name: name for name, _, replica in config.local_replicas()}
@@ -147,8 +149,7 @@ class Completion:
             self._remember(key, who.rid)
         else:
             self._ends.append(End(who.rid, who.owner, who.exchange_id, Ended.UNSENT))
-            # The decision itself is told of in the loop's next turn.
-            asyncio.get_running_loop().call_later(FLUSH_S, self._observer.unsent, who.rid)
+            self._backlog.add(partial(self._observer.unsent, who.rid))
             self._wake.set()
 
     def _remember(self, key: tuple[str, str], rid: str) -> None:
@@ -157,7 +158,9 @@ class Completion:
             del self._crossing[next(iter(self._crossing))]
 
     async def flush(self) -> None:
-        """Send what is queued; what the ledger does not take stays queued (ends) or is dropped (renewals)."""
+        """Send what was heard; what the ledger does not take stays queued (ends) or is dropped (renewals)."""
+        await self._backlog.clear()
+        self._wake.clear()
         ends, self._ends = self._ends, []
         renewals, self._renewals = self._renewals, {}
         try:
@@ -178,9 +181,8 @@ class Completion:
         """Flush until cancelled; at the end what is left is sent once more."""
         try:
             while True:
+                # What is heard has gathered in the backlog before it was read.
                 await self._wake.wait()
-                await asyncio.sleep(FLUSH_S)
-                self._wake.clear()
                 await self.flush()
         finally:
             await self.flush()

@@ -6,7 +6,7 @@ Called after an answer left, never before. Holds no state but the sinks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from extproc.accesslog import LogRecord
 from extproc.fleet import Fleet
@@ -48,10 +48,15 @@ class Observer:
         """It has one, or its stream ended without."""
         self._metrics.exchange_decided()
 
+    @property
+    def traces(self) -> bool:
+        """Whether spans are written, which continue the trace in a stream's gRPC metadata."""
+        return self._spans.enabled
+
     def decided(
-        self, decision: Decision, pending: Pending, elapsed_ns: int, metadata: Callable[[], GrpcMetadata | None]
+        self, decision: Decision, pending: Pending, answered_ns: int, elapsed_ns: int, metadata: GrpcMetadata | None
     ) -> None:
-        """One decision was answered; ``metadata`` reads the stream's gRPC metadata."""
+        """One decision was answered at ``answered_ns`` (Unix time), after ``elapsed_ns``."""
         timings = pending.timings_ms
         count_ms = timings.get("count")
         self._metrics.decision(
@@ -59,10 +64,9 @@ class Observer:
         )
         if decision.decision == "pass":
             return
-        now_ns = time.time_ns()
         record = decision_record(
             decision,
-            at_s=now_ns / 1e9,
+            at_s=answered_ns / 1e9,
             decision_ms=elapsed_ns / 1e6,
             count_ms=count_ms or 0.0,
             request_id=pending.who.request_id,
@@ -71,9 +75,9 @@ class Observer:
         if self._spans.enabled:
             self._spans.decided(
                 record,
-                carrier=trace_carrier(metadata()),
-                start_ns=now_ns - elapsed_ns,
-                end_ns=now_ns,
+                carrier=trace_carrier(metadata),
+                start_ns=answered_ns - elapsed_ns,
+                end_ns=answered_ns,
                 ledger_ms=timings.get("ledger"),
             )
 
@@ -106,7 +110,7 @@ class Observer:
         )
         if not self._spans.enabled:
             return
-        end_ns = int((now_s - record.ended_age_s) * 1e9)
+        end_ns = record.began_us * 1000 + int(record.duration_s * 1e9)
         self._spans.completed(
             rid,
             ended=str(record.how),

@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from extproc.admin import AdminServer, Answer
 from extproc.admission import Admission
+from extproc.backlog import Backlog
 from extproc.candidates import Planner
 from extproc.completion import Completion
 from extproc.config.models import Config
@@ -113,10 +114,21 @@ class Runtime:
             clock_s=clock_s,
             spread=spread,
         )
+        self.backlog = Backlog()
         self.completion = Completion(
-            config, ledger, self.learning, self.share, observer, self.fleet.view, self.holding.wake, clock_s
+            config,
+            ledger,
+            self.learning,
+            self.share,
+            observer,
+            self.fleet.view,
+            self.holding.wake,
+            clock_s,
+            self.backlog,
         )
-        self.service = Service(self.admission, self.completion, observer, self.gate, config.serve.max_body_bytes)
+        self.service = Service(
+            self.admission, self.completion, observer, self.gate, self.backlog, config.serve.max_body_bytes
+        )
         self.admin = AdminServer({"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz})
 
     async def run(self, listen: str, admin: str, ready: Callable[[str], None], stop: asyncio.Event) -> None:
@@ -183,6 +195,7 @@ class Runtime:
         self.holding.wake()
 
     async def _metrics(self, accept: str) -> Answer:
+        self.backlog.clear_now()
         kind, body = self.metrics.exposition(accept)
         return 200, kind, body
 

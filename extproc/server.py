@@ -13,13 +13,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from extproc import wire
 from extproc.accesslog import read
 from extproc.admission import Admission
+from extproc.backlog import Backlog
 from extproc.completion import Completion
 from extproc.dialects import error_body
 from extproc.exchange import Action, Exchange
@@ -52,10 +55,15 @@ _NOTHING_MORE = pb.ProcessingResponse()
 class Observer(Protocol):
     """Who is told about decisions (metrics, spans, the decision log)."""
 
+    @property
+    def traces(self) -> bool:
+        """Whether it wants to know a stream's gRPC metadata, which hold Envoy's trace context."""
+        ...
+
     def decided(
-        self, decision: Decision, pending: Pending, elapsed_ns: int, metadata: Callable[[], GrpcMetadata | None]
+        self, decision: Decision, pending: Pending, answered_ns: int, elapsed_ns: int, metadata: GrpcMetadata | None
     ) -> None:
-        """A decision was answered; ``metadata`` reads the stream's gRPC metadata with Envoy's trace context."""
+        """A decision was answered at ``answered_ns`` (Unix time)."""
         ...
 
     def internal_error(self, where: str) -> None:
@@ -122,12 +130,19 @@ class Service:
     """Handlers of one process."""
 
     def __init__(
-        self, admission: Admission, completion: Completion, observer: Observer, gate: Gate, max_body_bytes: int
+        self,
+        admission: Admission,
+        completion: Completion,
+        observer: Observer,
+        gate: Gate,
+        backlog: Backlog,
+        max_body_bytes: int,
     ) -> None:
         self._admission = admission
         self._completion = completion
         self._observer = observer
         self._gate = gate
+        self._backlog = backlog
         self._max_body_bytes = max_body_bytes
         self._background: set[asyncio.Task[None]] = set()
         #: Tasks of streams whose answer is written; shutdown ends them without waiting for their responses.
@@ -153,7 +168,7 @@ class Service:
                 {
                     wire.ACCESS_LOG_STREAM: grpc.stream_unary_rpc_method_handler(
                         self.access_log,
-                        pb.StreamAccessLogsMessage.FromString,
+                        None,  # messages are read later, many in a row
                         pb.StreamAccessLogsResponse.SerializeToString,
                     )
                 },
@@ -240,42 +255,50 @@ class Service:
         # process was stopped in between): only the access log knows.
         call.written, call.pending = True, None
         self._observer.exchange_decided()
+        # Whatever becomes of the call cannot keep the decision from being told.
+        metadata = context.invocation_metadata() if self._observer.traces else None
+        self._backlog.add(partial(self._observe, decision, pending, time.time_ns(), elapsed_ns, metadata))
         if pending.touched_ledger:
             self._completion.answered(pending.who)
         exchange.forget_body()
-        # In the loop's next turn gRPC has the answer, and has not let go of the call; nothing that becomes of it can
-        # keep the decision from being told.
-        asyncio.get_running_loop().call_soon(self._observe, decision, pending, elapsed_ns, context)
         return answer
 
-    async def access_log(self, _messages: AsyncIterator[pb.StreamAccessLogsMessage], context: Any) -> Any:
-        """Entries of one Envoy worker and logger; the first message names the Envoy."""
-        owner, heard = "", False
+    async def access_log(self, _messages: AsyncIterator[bytes], context: Any) -> pb.StreamAccessLogsResponse:
+        """Entries of one Envoy worker and logger; the first message alone names the Envoy and the log."""
+        owner: str | None = None
+        heard = False
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
-                if message.HasField("identifier"):
-                    owner = message.identifier.node.id
+            while (data := await context.read()) is not grpc.aio.EOF:
+                if owner is None:
+                    identifier = pb.StreamAccessLogsMessage.FromString(data).identifier
+                    owner = identifier.node.id
                     # Silence on any other log proves nothing: only this one tells what is alive.
-                    heard = message.identifier.log_name == LOG_REQUEST
+                    heard = identifier.log_name == LOG_REQUEST
                     if heard:
                         self._completion.attach(owner)
-                now_s = time.time()
-                for entry in message.http_logs.log_entry:
-                    self._take_entry(entry, now_s, owner)
+                self._backlog.add(partial(self._take, data, time.time(), owner))
         finally:
-            if heard:
+            if owner is not None and heard:
                 self._completion.detach(owner)
         return pb.StreamAccessLogsResponse()
 
-    def _take_entry(self, entry: pb.HTTPAccessLogEntry, now_s: float, owner: str) -> None:
+    def _take(self, data: bytes, now_s: float, owner: str) -> None:
+        """Entries that came at ``now_s``."""
         try:
-            record = read(entry, now_s)
-            if record is not None:
-                self._completion.record(record, owner)
-        except Exception:
-            # The outer border of one record: the others of this stream still have to be heard.
-            log.exception("an access-log record failed")
+            entries = pb.StreamAccessLogsMessage.FromString(data).http_logs.log_entry
+        except DecodeError:
+            log.exception("an access-log message cannot be read")
             self._observer.internal_error("access_log")
+            return
+        for entry in entries:
+            try:
+                record = read(entry, now_s)
+                if record is not None:
+                    self._completion.record(record, owner)
+            except Exception:
+                # The outer border of one record: the others still have to be heard.
+                log.exception("an access-log record failed")
+                self._observer.internal_error("access_log")
 
     async def health_check(self, _request: pb.HealthCheckRequest, _context: Any) -> pb.HealthCheckResponse:
         """Whether this process takes new work; independent of Redis, whose absence is a posture, not an illness."""
@@ -330,9 +353,11 @@ class Service:
             decision = self._admission.failed(pending)
             return decision, render(decision, stage, pending.head)
 
-    def _observe(self, decision: Decision, pending: Pending, elapsed_ns: int, context: Any) -> None:
+    def _observe(
+        self, decision: Decision, pending: Pending, answered_ns: int, elapsed_ns: int, metadata: GrpcMetadata | None
+    ) -> None:
         try:
-            self._observer.decided(decision, pending, elapsed_ns, context.invocation_metadata)
+            self._observer.decided(decision, pending, answered_ns, elapsed_ns, metadata)
         except Exception:
             # Telemetry never costs a request its answer.
             log.exception("telemetry failed", extra={"rid": pending.who.rid})

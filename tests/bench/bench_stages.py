@@ -112,7 +112,7 @@ async def one(runtime: Runtime, observer: Observer, messages: tuple[bytes, bytes
     with stages.of("write the answer"):
         render(decision, "request_body", head).SerializeToString()
     with stages.of("metrics and decision record"):
-        observer.decided(decision, pending, 1_000_000, tuple)
+        observer.decided(decision, pending, time.time_ns(), 1_000_000, None)
     now_s = time.time()
     ends = [logged(decision, kind, now_s) for kind in (pb.UpstreamEnd, pb.DownstreamEnd)]
     records: list[LogRecord | None] = []

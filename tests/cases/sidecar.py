@@ -5,7 +5,6 @@ Several of them on one ledger stand for several sidecars. What agents would repo
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -164,7 +163,7 @@ class Sidecar:
         """What one ext_proc stream of these messages is answered, one by one."""
         stream = Stream(iter(messages))
         last = await self.runtime.service.process(stream, stream)
-        await asyncio.sleep(0)  # the decision is told when its answer has left
+        await self.runtime.backlog.clear()  # the decision is told when its answer has left
         await self.runtime.service.settle()
         return [understood(message) for message in (*stream.written, last) if message.WhichOneof("response")]
 

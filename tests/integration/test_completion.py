@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.accesslog import EntryKind, LogRecord
+from extproc.backlog import Backlog
 from extproc.completion import Completion
 from extproc.config.models import Config
 from extproc.decisions import Identity
@@ -62,7 +63,15 @@ class Parts:
         self.ledger = InMemoryLedger(self.clock_s, periodic_s=1.0)
         self.observer = Heard()
         self.completion = Completion(
-            config, self.ledger, Learning(), LocalShare(), self.observer, lambda _: None, lambda: None, self.clock_s
+            config,
+            self.ledger,
+            Learning(),
+            LocalShare(),
+            self.observer,
+            lambda _: None,
+            lambda: None,
+            self.clock_s,
+            Backlog(),
         )
 
     def clock_s(self) -> float:
