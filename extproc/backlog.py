@@ -43,9 +43,12 @@ class Backlog:
             self._some()
 
     def _go_on(self) -> None:
-        self._some()
-        if self._work:
-            asyncio.get_running_loop().call_soon(self._go_on)
+        try:
+            self._some()
+        finally:
+            # Whatever broke the rule above must not keep the rest from being done.
+            if self._work:
+                asyncio.get_running_loop().call_soon(self._go_on)
 
     def _some(self) -> None:
         for _ in range(min(AT_ONCE, len(self._work))):
