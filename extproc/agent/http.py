@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 import ssl
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
+from extproc.config.forms import literal
 from extproc.errors import DependencyDown
 
 #: vLLM's /metrics is 67 kB, llama.cpp's /props some 20 kB; more than this is not an answer we asked for.
@@ -176,7 +176,7 @@ class Client:
         A lookup that hangs holds a thread of the loop's pool for as long as the resolver likes, which no deadline of
         ours ends: there is never a second one for the same engine, and an address needs none.
         """
-        if is_address(self._host):
+        if literal(self._host):
             return [self._host]
         if self._lookup is None:
             loop = asyncio.get_running_loop()
@@ -190,15 +190,6 @@ class Client:
         if not found:
             raise Unreachable(Cause.NAME)
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
-def is_address(host: str) -> bool:
-    """Whether ``host`` is an IP address, IPv6 without brackets, and no name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _translate(error: Exception) -> Unreachable | None:

@@ -6,12 +6,12 @@ happens to a request on its way into an engine is ``upstream``.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from extproc.config import Config, Target
 from extproc.config.checks import worker_addresses
+from extproc.config.forms import literal
 from extproc.gateway import names
 from extproc.gateway.pieces import Origin, address, assignment, seconds, socket, typed
 from extproc.gateway.protos import cluster, core, endpoint, envoy_type, matcher, tls, type_metadata, upstream_http
@@ -171,25 +171,17 @@ def _at_the_chosen_endpoint(made: cluster.Cluster) -> cluster.Cluster:
 
 def _discovery(hosts: list[str], *, one: bool) -> cluster.ClusterDiscoveryType:
     """STATIC for addresses; for names STRICT_DNS, and LOGICAL_DNS where one connection target is meant (an API)."""
-    if all(_is_ip(host) for host in hosts):
+    if all(literal(host) for host in hosts):
         return cluster.ClusterDiscoveryType.STATIC
     return cluster.ClusterDiscoveryType.LOGICAL_DNS if one else cluster.ClusterDiscoveryType.STRICT_DNS
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _tls(target: Target, origin: Origin) -> core.TransportSocket:
     """TLS that proves the server's name: SNI and a SAN match, against the target's CA bundle."""
     name = target.tls.server_name or origin.host
-    kind = tls.SubjectAltNameMatcherSanType.IP_ADDRESS if _is_ip(name) else tls.SubjectAltNameMatcherSanType.DNS
+    kind = tls.SubjectAltNameMatcherSanType.IP_ADDRESS if literal(name) else tls.SubjectAltNameMatcherSanType.DNS
     context = tls.UpstreamTlsContext(
-        sni="" if _is_ip(name) else name,
+        sni="" if literal(name) else name,
         common_tls_context=tls.CommonTlsContext(
             validation_context=tls.CertificateValidationContext(
                 trusted_ca=core.DataSource(filename=target.tls.ca_file),
