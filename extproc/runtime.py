@@ -26,6 +26,7 @@ from extproc.config.models import Config
 from extproc.counting import Counting
 from extproc.errors import ConfigError, LedgerDown
 from extproc.fleet import Fleet
+from extproc.gate import Gate
 from extproc.holding import Holding
 from extproc.learning import Learning
 from extproc.ledger.base import Ledger, LedgerSnapshot
@@ -35,7 +36,7 @@ from extproc.ledger.redis import RedisLedger
 from extproc.listening import cannot_bind
 from extproc.modelset import ModelSet
 from extproc.observe import Observer
-from extproc.server import Gate, Service, start
+from extproc.server import Service, start
 from extproc.telemetry.decisionlog import DecisionLog, RingLog, StreamLog
 from extproc.telemetry.ledgerwatch import watched
 from extproc.telemetry.metrics import Metrics

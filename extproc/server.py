@@ -26,6 +26,7 @@ from extproc.backlog import Backlog
 from extproc.completion import Completion
 from extproc.dialects import error_body
 from extproc.exchange import Action, Exchange
+from extproc.gate import Gate
 from extproc.gateway.names import ATTRIBUTE_NODE, ATTRIBUTE_PEER, ATTRIBUTE_TIME, ATTRIBUTES_KEY, LOG_REQUEST
 from extproc.mutation import CONTINUES, go_on, hold, refuse
 from extproc.placing import Pending
@@ -85,31 +86,6 @@ class Observer(Protocol):
     def exchange_decided(self) -> None:
         """It has one, or its stream ended without."""
         ...
-
-
-class Gate:
-    """Whether this process takes new work (``open``) and whether it wants any (``wanted``, what health says).
-
-    It leaves in two steps: work goes on coming until Envoy has seen that it is not wanted any more.
-    """
-
-    __slots__ = ("_changed", "open", "wanted")
-
-    def __init__(self) -> None:
-        self.open = False
-        self.wanted = False
-        self._changed = asyncio.Event()
-
-    def set(self, *, open_: bool, wanted: bool) -> None:
-        """Take the next step, and tell whoever watches health."""
-        self.open = open_
-        self.wanted = wanted
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def changed(self) -> asyncio.Event:
-        """Set at the next change after now."""
-        return self._changed
 
 
 @dataclass(slots=True)
